@@ -155,7 +155,7 @@ class AsModelRuntimeConfigBuilder:
         return self._set("num_threads", num_threads)
 
     def matmul_precision(self, precision: str) -> AsModelRuntimeConfigBuilder:
-        """'float32' or 'bfloat16' refuses a model serialised for the other. Default '': either."""
+        """'float32' or 'bfloat16' refuses a model serialised for another. Default '': any."""
         return self._set("matmul_precision", precision)
 
     def prefill_cache(self, enable: bool = True) -> AsModelRuntimeConfigBuilder:

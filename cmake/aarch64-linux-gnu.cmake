@@ -1,6 +1,6 @@
 # Builds for 64-bit Arm with Debian's cross compiler (g++-aarch64-linux-gnu), and runs the result in
 # qemu-aarch64 (qemu-user). The libraries of that architecture are in build/aarch64-root
-# (scripts/setup.sh --slow unpacks them there); protoc is the build machine's.
+# (scripts/setup.sh --native unpacks them there); protoc is the build machine's.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

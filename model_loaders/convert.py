@@ -45,7 +45,11 @@ from .spec import (
 )
 from .storage import as_float32, same_values
 
-COMPUTE_TYPES = {"float32": "COMPUTE_FLOAT32", "bfloat16": "COMPUTE_BFLOAT16"}
+COMPUTE_TYPES = {
+    "float32": "COMPUTE_FLOAT32",
+    "bfloat16": "COMPUTE_BFLOAT16",
+    "float16": "COMPUTE_FLOAT16",  # weights; all else is float32
+}
 INV_FREQ = "rope.inv_freq"
 WINDOW_INV_FREQ = "rope.window_inv_freq"
 ALIBI_SLOPES = "alibi.slopes"
@@ -58,10 +62,14 @@ def checked_data_type(data_type: str) -> str:
     """Returns ``data_type`` if the engine can compute in it."""
     if data_type in COMPUTE_TYPES:
         return data_type
-    hint = "; a float16 checkpoint is converted to either" if data_type == "float16" else ""
-    raise ValueError(
-        f"data type is {data_type!r}, expected one of {', '.join(COMPUTE_TYPES)}{hint}"
-    )
+    raise ValueError(f"data type is {data_type!r}, expected one of {', '.join(COMPUTE_TYPES)}")
+
+
+def data_type_of(spec: Any) -> str:
+    """The data type of a DecoderSpec."""
+    enum = spec.DESCRIPTOR.fields_by_name["compute_type"].enum_type
+    name = enum.values_by_number[spec.compute_type].name
+    return next(data_type for data_type, value in COMPUTE_TYPES.items() if value == name)
 
 
 @dataclass(frozen=True)

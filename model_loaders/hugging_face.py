@@ -44,9 +44,9 @@ class HuggingFaceModel(LLM):
     """Reads the headers of a checkpoint and streams its weights into the engine's format.
 
     ``in_memory_serialize`` decides where ``serialize`` puts the model. None: in memory, unless a
-    directory is given. ``user_set_data_type`` is the compute type, "bfloat16" (default) or
-    "float32". Code that comes with a checkpoint is downloaded, copied and executed only with
-    ``trust_remote_code``.
+    directory is given. ``user_set_data_type`` is the compute type: "bfloat16" (default),
+    "float32", or "float16", which keeps weights in float16 and computes in float32. Code that comes
+    with a checkpoint is downloaded, copied and executed only with ``trust_remote_code``.
     """
 
     _download = staticmethod(download_from_huggingface)

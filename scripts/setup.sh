@@ -3,21 +3,24 @@
 # part is skipped if nothing has changed since it last ran. The other scripts source this one for
 # $venv and PATH.
 #
-# usage: scripts/setup.sh [--test] [--slow] [--no-package]
+# usage: scripts/setup.sh [--test] [--native] [--slow] [--no-package]
 #   --test  also what scripts/test.sh needs: GoogleTest, clang, the dev extra, torch (the parity tests
 #           compare with it)
-#   --slow  also clang's sanitizers, peft, modelscope, Chromium with selenium, compiler and emulator
-#           for Arm programs, and the programs that slow tests compare with (scripts/oracles.sh)
+#   --native  also what the slow C++ builds need: clang's sanitizers, compiler and emulator for Arm
+#           programs
+#   --slow  also what the slow tests need: peft, modelscope, Chromium with selenium, tmux, and the
+#           programs that they compare with (scripts/oracles.sh)
 #   --no-package  leaves the package itself to a later call of install_package
 # ALLSPARK_VENV: another place for the virtual environment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-want_test=0 want_slow=0 want_package=1
+want_test=0 want_native=0 want_slow=0 want_package=1
 for arg in "$@"; do
   case "$arg" in
     --test) want_test=1 ;;
-    --slow) want_test=1 want_slow=1 ;;
+    --native) want_test=1 want_native=1 ;;
+    --slow) want_test=1 want_native=1 want_slow=1 ;;
     --no-package) want_package=0 ;;
     *) echo "setup.sh: unknown argument $arg (see the head of the script)" >&2; exit 2 ;;
   esac
@@ -64,7 +67,7 @@ missing_packages() {
     has_header benchmark/benchmark.h || echo libbenchmark-dev
   fi
   if [ "$want_test" = 1 ] && ! has_clang; then echo clang-14; fi
-  if [ "$want_slow" = 1 ] && ! has_clang_sanitizers; then echo libclang-rt-14-dev; fi
+  if [ "$want_native" = 1 ] && ! has_clang_sanitizers; then echo libclang-rt-14-dev; fi
   # For a test of the server whose network fails.
   if [ "$want_slow" = 1 ] && ! command -v ip >/dev/null; then echo iproute2; fi
 }
@@ -220,7 +223,7 @@ install_tmux() {
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 install_packages
-if [ "$want_slow" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
+if [ "$want_native" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
   install_aarch64 || echo "setup.sh: WARNING: no cross build for aarch64 here" >&2
 fi
 make_venv

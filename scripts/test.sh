@@ -31,7 +31,12 @@ for part in "${@:2}"; do
   esac
 done
 set --
-if [ "$tier" = --slow ]; then set -- --slow; fi
+if [ "$tier" = --slow ]; then
+  case " ${slow_parts[*]:-tests} " in
+    *" tests "*) set -- --slow ;;
+    *) set -- --native ;;
+  esac
+fi
 # One build directory serves the C++ tests and the package.
 export ALLSPARK_BUILD_DIR="$PWD/build/release"
 results="$PWD/build/test-results"

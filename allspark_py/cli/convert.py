@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="directory of a checkpoint, a GGUF file, a name on a hub, or smollm2")
     add("--output", required=True, metavar="DIR", help="where the model goes")
     add("--name", help="name of the files (default: the last part of MODEL)")
-    add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
+    add("--data-type", default="bfloat16", help="bfloat16 (default), float16 or float32")
     add("--trust-remote-code", action="store_true",
         help="copy a tokenizer's own code, and run it for --report")  # fmt: skip
     add(

@@ -69,7 +69,7 @@ def _add_perplexity(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, metavar="N",
         help="read so many tokens of the texts at most (default: all)")  # fmt: skip
     add("--reference", metavar="MODEL", help="a model of the same vocabulary to compare with")
-    add("--reference-type", choices=("float32", "bfloat16"),
+    add("--reference-type", choices=("float32", "bfloat16", "float16"),
         help="its compute type (default: float32, or as it is serialised)")  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--work-dir", default="./work_dir", metavar="DIR", help="where results go (./work_dir)")
     add("--dtype", default="auto", choices=("auto", "float16", "bfloat16", "float32"),
-        help="what the model computes in; auto and float16: bfloat16")  # fmt: skip
+        help="what the model computes in; auto: bfloat16")  # fmt: skip
     add("--revision", help="of a model on a hub")
     add("--download-dir", metavar="DIR", help="where such a model goes")
     add("--trust-remote-code", action="store_true",

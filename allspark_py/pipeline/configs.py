@@ -32,12 +32,7 @@ def _cache_share(name: str, value: Any) -> None:
             raise ValueError(f"{name} is {value}; it must be a part in (0, 1) or a block count")
 
 
-def _data_type(dtype: str) -> str:
-    # float16 is not built: bfloat16 has the same size and the greater range.
-    return "bfloat16" if dtype == "float16" else dtype
-
-
-_DTYPE_NOTE = "`EngineConfig.data_type`; float16 computes in bfloat16"
+_DTYPE_NOTE = "`EngineConfig.data_type`"
 _SHARE_NOTE = "`kv_cache_memory`, an integer `kv_cache_blocks`"
 _DTYPES = f.one_of("auto", "float16", "bfloat16", "float32")
 
@@ -101,7 +96,7 @@ class TurbomindEngineConfig:
         is_count = isinstance(share, int)
         chunks = (self.num_tokens_per_iter, self.max_prefill_token_num)
         return EngineConfig(
-            data_type=_data_type(self.dtype),
+            data_type=self.dtype,
             checkpoint_format=self.model_format,
             session_len=self.session_len,
             max_batch_size=self.max_batch_size,
@@ -202,7 +197,7 @@ class PytorchEngineConfig:
         share = self.cache_max_entry_count
         is_count = isinstance(share, int)
         return EngineConfig(
-            data_type=_data_type(self.dtype),
+            data_type=self.dtype,
             checkpoint_format=self.model_format,
             session_len=self.session_len,
             max_batch_size=self.max_batch_size,

@@ -35,7 +35,9 @@ class EngineConfig:
     """
 
     data_type: str = f.mapped(
-        "auto", "the compute type; auto: bfloat16", f.one_of("auto", "bfloat16", "float32")
+        "auto",
+        "the compute type; auto: bfloat16",
+        f.one_of("auto", "bfloat16", "float16", "float32"),
     )
     precision: str | None = f.mapped(
         None,

@@ -11,7 +11,7 @@ from allspark.model_loader.native import required_of
 from allspark.quantize.arrays import check_finite
 from allspark.quantize.layers import LayerSource
 
-_STORED_BITS = {"uint4": 4, "uint8": 8, "bfloat16": 16}  # of a model; others have 32
+_STORED_BITS = {"uint4": 4, "uint8": 8, "bfloat16": 16, "float16": 16}  # of a model; others have 32
 _WORK_BITS = {"uint4": 8, "uint8": 8}  # of a finished layer
 
 

@@ -32,7 +32,7 @@ class QuantizeConfig:
         lm_head, embedding: formats of the two, which are rounded to the nearest; None: not
             quantised.
         smooth: SmoothQuant's alpha, in [0, 1]; None: activations are not smoothed.
-        data_type: what the model computes in: bfloat16 or float32.
+        data_type: what the model computes in: bfloat16, float16 or float32.
         calib_samples: sequences of calibration text; 0: none, with methods rtn and search alone.
         calib_seqlen: tokens of each.
         target_bits: bits per weight of the layers that is quantised, scales included: as many

@@ -219,8 +219,7 @@ def _weight_format(bits: int, symmetric: bool) -> str:
 
 
 def _data_type(dtype: str) -> str:
-    """LMDeploy's `auto` and `float16` are the engine's 16 bits."""
-    return "bfloat16" if dtype in ("auto", "float16") else dtype
+    return "bfloat16" if dtype == "auto" else dtype
 
 
 def _quantized(

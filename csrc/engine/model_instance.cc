@@ -15,10 +15,6 @@ namespace {
 // Steps, and requests, that a trace keeps: 10 MB.
 constexpr size_t kTraceCapacity = 1 << 16;
 
-const char* ComputeTypeName(proto::ComputeType type) {
-  return type == proto::COMPUTE_BFLOAT16 ? "bfloat16" : "float32";
-}
-
 }  // namespace
 
 ModelInstance::ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
@@ -40,10 +36,10 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
     std::shared_ptr<CompletionSetImpl> engine_set) {
   const proto::DecoderSpec& spec = reader->spec();
   const std::string precision = ChoiceName(config.matmul_precision);
-  if (!precision.empty() && precision != ComputeTypeName(spec.compute_type())) {
+  const std::string type = DTypeName(weights::FloatDType(spec));
+  if (!precision.empty() && precision != type) {
     return Status::InvalidArgument("matmul_precision is '" + precision + "', but " +
-                                   reader->source() + " was serialised for " +
-                                   ComputeTypeName(spec.compute_type()));
+                                   reader->source() + " was serialised for " + type);
   }
   std::unique_ptr<ModelInstance> instance(
       new ModelInstance(config, std::move(reader), std::move(draft_reader), std::move(device),

@@ -226,12 +226,13 @@ Status CheckOps(const DecoderShape& shape, const proto::DecoderSpec& spec, const
   AS_RETURN_IF_ERROR(CheckQuantOps(shape, spec, ops));
   const DType compute = shape.compute;
   constexpr DType kFloat = DType::kFloat32;
-  if (!ops.Has(OpKind::kEmbedding, compute)) return Missing(ops, "embedding", compute);
+  const DType floats = weights::FloatDType(spec);
+  if (!ops.Has(OpKind::kEmbedding, floats)) return Missing(ops, "embedding", floats);
   for (const DType dtype : {compute, kFloat}) {  // float32: of the last hidden states
     if (!HasNorm(shape, ops, dtype)) return Missing(ops, NormName(shape), dtype);
   }
   if (shape.qk_norm && !ops.Has(OpKind::kRmsNorm, kFloat)) return Missing(ops, "rms_norm", kFloat);
-  if (!ops.Has(OpKind::kLinear, compute, compute)) return Missing(ops, "gemm", compute);
+  if (!ops.Has(OpKind::kLinear, floats, compute)) return Missing(ops, "gemm", floats);
   if (shape.rotary_dim > 0 && !ops.Has(OpKind::kRope)) return Missing(ops, "rope", kFloat);
   const bool scales = shape.has_addend() || !shape.embedding_scaling.is_identity() ||
                       !shape.logits_scaling.is_identity() || !shape.qkv_scaling.is_identity() ||

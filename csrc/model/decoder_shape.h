@@ -60,7 +60,7 @@ struct DecoderShape {
   std::vector<int64_t> dense_layers;  // ascending; the others have experts, if any has
   int64_t expert_intermediate = 0;
   int64_t shared_intermediate = 0;
-  DType compute = DType::kUndefined;  // of GEMM inputs and weights where they are not quantised
+  DType compute = DType::kUndefined;  // of GEMM inputs where they are not quantised
   DType cache = DType::kUndefined;    // of keys and values
   bool rotates_keys = false;          // keys and queries are multiplied by a Hadamard matrix
   bool int8_activations = false;      // input of some GEMM

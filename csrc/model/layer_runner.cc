@@ -104,10 +104,11 @@ Status LayerRunnerImpl::Observe(const std::vector<std::string>& tensors, bool pr
   for (const std::string& tensor : tensors) {
     Result<WeightView> view = reader_->Find(tensor);
     if (!view.ok()) return view.status();
-    const bool is_float = view->dtype == DType::kFloat32 || view->dtype == DType::kBFloat16;
+    const bool is_float = view->dtype == DType::kFloat32 || view->dtype == DType::kBFloat16 ||
+                          view->dtype == DType::kFloat16;
     if (view->layout != proto::PANEL64 || !is_float) {
       return Status::InvalidArgument("tensor '" + tensor + "' is " + DTypeName(view->dtype) +
-                                     "; it must be a matrix of float32 or bfloat16");
+                                     "; it must be a matrix of float32, bfloat16 or float16");
     }
     const size_t dot = tensor.rfind('.');
     const std::string_view own = std::string_view(tensor).substr(dot + 1);

@@ -44,6 +44,7 @@ uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
   const auto any_quant = [&](const auto& is) {
     return std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(), is);
   };
+  if (spec.compute_type() == proto::COMPUTE_FLOAT16) return 8;
   using Quant = proto::WeightQuant;
   if (any_quant([](const Quant& quant) { return quant.power_scales() || quant.scale_codes(); })) {
     return 7;

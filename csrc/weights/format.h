@@ -20,7 +20,7 @@ namespace allspark::weights {
 static_assert(std::endian::native == std::endian::little,
               "The format is little-endian and tensors are mapped in place.");
 
-inline constexpr uint32_t kFormatVersion = 7;  // The newest that this build reads and writes.
+inline constexpr uint32_t kFormatVersion = 8;  // The newest that this build reads and writes.
 // The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
 // Whether the weight has a form of version 6 or 7, which floats are not quantised to here.

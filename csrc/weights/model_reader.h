@@ -71,6 +71,17 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
 
 namespace weights {
 
+// The dtype of the matrices and embeddings that are not quantised.
+inline DType FloatDType(const proto::DecoderSpec& spec) {
+  switch (spec.compute_type()) {
+    case proto::COMPUTE_BFLOAT16:
+      return DType::kBFloat16;
+    case proto::COMPUTE_FLOAT16:
+      return DType::kFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
 // The dtype of the values of a quantised weight; of 6 bits, that of the lower four.
 inline DType QuantDType(const proto::WeightQuant& quant) {
   if (quant.bits() != 8) return DType::kUInt4;

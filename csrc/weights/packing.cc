@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "weights/format.h"
 
@@ -69,6 +70,17 @@ inline U32x4 Above(U32x4 bits, int32_t limit) {
 // float32 bits to nearest-even bfloat16 in the upper half. Not for NaN, which Above() catches.
 inline U32x4 RoundToUpper(U32x4 bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
 
+// float32 bits to nearest-even float16 in the lower half. Not for what rounds to infinity, or NaN.
+inline U32x4 RoundToHalf(U32x4 bits) {
+  const U32x4 magnitude = bits & 0x7fffffffu;
+  const U32x4 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  // Below 2^-14: as ToFloat16.
+  const U32x4 subnormal =
+      reinterpret_cast<U32x4>(reinterpret_cast<F32x4>(magnitude) + 0.5f) - 0x3f000000u;
+  const U32x4 is_normal = Above(bits, 0x387fffff);
+  return (is_normal & normal) | (~is_normal & subnormal) | ((bits & 0x80000000u) >> 16);
+}
+
 // Loads four output lanes; ors into `bad` the lanes that must not be stored.
 template <typename Src, typename Dst>
 struct LaneLoader {
@@ -81,6 +93,14 @@ struct LaneLoader {
       const U32x4 bits = LoadQuad<Src>(at);
       bad |= Above(bits, 0x7f7fffff);
       return bits;
+    } else if constexpr (std::is_same_v<Dst, Float16>) {
+      constexpr int32_t kLargest = 0x477fefff;  // above, a float32 rounds to infinity
+      const U32x4 low = LoadQuad<Src>(at);
+      const U32x4 high = LoadQuad<Src>(at + 4 * sizeof(Src));
+      bad |= Above(low, kLargest) | Above(high, kLargest);
+      const auto a = reinterpret_cast<U16x8>(RoundToHalf(low));
+      const auto b = reinterpret_cast<U16x8>(RoundToHalf(high));
+      return reinterpret_cast<U32x4>(__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14));
     } else {
       // A float32 above this rounds to infinity: half a step above the largest bfloat16.
       constexpr int32_t kLargest = 0x7f7f7fff;
@@ -94,11 +114,20 @@ struct LaneLoader {
   }
 };
 
+// As they are. kSpecial: the exponent of infinity and NaN.
+template <uint16_t kSpecial>
+inline U32x4 CopyPairs(const unsigned char* at, U32x4& bad) {
+  const U16x8 bits = Load<U16x8>(at);
+  bad |= reinterpret_cast<U32x4>((bits & kSpecial) == kSpecial);
+  return reinterpret_cast<U32x4>(bits);
+}
 template <>
 inline U32x4 LaneLoader<BFloat16, BFloat16>::LoadLanes(const unsigned char* at, U32x4& bad) {
-  const U16x8 bits = Load<U16x8>(at);
-  bad |= reinterpret_cast<U32x4>((bits & uint16_t{0x7f80}) == uint16_t{0x7f80});
-  return reinterpret_cast<U32x4>(bits);
+  return CopyPairs<0x7f80>(at, bad);
+}
+template <>
+inline U32x4 LaneLoader<Float16, Float16>::LoadLanes(const unsigned char* at, U32x4& bad) {
+  return CopyPairs<0x7c00>(at, bad);
 }
 
 // Four bytes to a lane, as they are.
@@ -269,25 +298,6 @@ bool CopyInts(const unsigned char* src, int64_t count, unsigned char* dst) {
   return CopyBytes(src, count * static_cast<int64_t>(sizeof(int32_t)), dst);
 }
 
-inline float ToFloat(float x) { return x; }
-using allspark::ToFloat;
-
-inline bool IsFinite(Float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
-
-// Floats to float16, one by one: scales and offsets are few.
-template <typename Src>
-bool ConvertToHalf(const unsigned char* src, int64_t count, unsigned char* dst) {
-  bool ok = true;
-  for (int64_t i = 0; i < count; ++i) {
-    Src x;
-    std::memcpy(&x, src + i * static_cast<int64_t>(sizeof(x)), sizeof(x));
-    const Float16 half = ToFloat16(ToFloat(x));
-    ok &= IsFinite(half);
-    std::memcpy(dst + i * 2, &half, sizeof(half));
-  }
-  return ok;
-}
-
 template <typename Src>
 Packer PackerFrom(DType stored) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(Src));
@@ -299,7 +309,8 @@ Packer PackerFrom(DType stored) {
             PackElements<ConvertRun<Src, BFloat16>, kBytes, 2>, kBytes};
   }
   if (stored == DType::kFloat16) {
-    return {ConvertToHalf<Src>, nullptr, PackElements<ConvertToHalf<Src>, kBytes, 2>, kBytes};
+    return {ConvertRun<Src, Float16>, PackTile<Src, Float16>,
+            PackElements<ConvertRun<Src, Float16>, kBytes, 2>, kBytes};
   }
   return {};
 }
@@ -346,7 +357,7 @@ bool CanStore(float value, DType stored) {
   if (stored == DType::kUInt4) return value <= 15.0f;
   if (stored == DType::kUInt2) return value <= 3.0f;
   if (stored == DType::kFloat8E4M3) return value != 127.0f && value != 255.0f;  // codes: NaN
-  if (stored == DType::kFloat16) return IsFinite(ToFloat16(value));
+  if (stored == DType::kFloat16) return std::isfinite(ToFloat(ToFloat16(value)));
   return std::isfinite(stored == DType::kBFloat16 ? ToFloat(ToBFloat16(value)) : value);
 }
 

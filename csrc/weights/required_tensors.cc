@@ -123,20 +123,16 @@ Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
                                    "; it must be a value of Activation, 0 to " +
                                    std::to_string(proto::Activation_MAX));
   }
-  if (spec.compute_type() != proto::COMPUTE_FLOAT32 &&
-      spec.compute_type() != proto::COMPUTE_BFLOAT16) {
+  if (spec.compute_type() < proto::COMPUTE_FLOAT32 ||
+      spec.compute_type() > proto::COMPUTE_FLOAT16) {
     return Status::InvalidArgument("compute_type is " + std::to_string(spec.compute_type()) +
-                                   "; it must be 1 (float32) or 2 (bfloat16)");
+                                   "; it must be 1 (float32), 2 (bfloat16) or 3 (float16)");
   }
   return Status::Ok();
 }
 
-DType ComputeDType(const proto::DecoderSpec& spec) {
-  return spec.compute_type() == proto::COMPUTE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat32;
-}
-
 Status CheckGemmDepths(const proto::DecoderSpec& spec) {
-  const int64_t group = weights::LaneOf(ComputeDType(spec), proto::PANEL64).elements;
+  const int64_t group = weights::LaneOf(weights::FloatDType(spec), proto::PANEL64).elements;
   const std::pair<const char*, int64_t> depths[] = {
       {"hidden_size", spec.hidden_size()},
       {"num_heads * head_dim", spec.num_heads() * spec.head_dim()},
@@ -268,7 +264,7 @@ using Modules = std::vector<int64_t>;
 // Appends to one list; a matrix has the shape [out_features, in_features].
 class ListBuilder {
  public:
-  ListBuilder(DType compute, QuantMap quants) : compute_(compute), quants_(std::move(quants)) {}
+  ListBuilder(DType floats, QuantMap quants) : floats_(floats), quants_(std::move(quants)) {}
 
   void Gemm(const std::string& name, int64_t n, int64_t k, Modules modules) {
     Matrix(name, proto::PANEL64, n, k, /*can_be_reordered=*/true, std::move(modules));
@@ -279,14 +275,14 @@ class ListBuilder {
   }
   // A weight that is never quantised, and takes no adapters.
   void PlainGemm(const std::string& name, int64_t n, int64_t k) {
-    list_.push_back({name, compute_, proto::PANEL64, {n, k}});
+    list_.push_back({name, floats_, proto::PANEL64, {n, k}});
   }
   void Table(const std::string& name, int64_t rows, int64_t cols, Modules modules) {
     Matrix(name, proto::ROW_MAJOR, rows, cols, /*can_be_reordered=*/false, std::move(modules));
   }
   // A table that is never quantised, and takes no adapters.
   void PlainTable(const std::string& name, int64_t rows, int64_t cols) {
-    list_.push_back({name, compute_, proto::ROW_MAJOR, {rows, cols}});
+    list_.push_back({name, floats_, proto::ROW_MAJOR, {rows, cols}});
   }
   void Vector(const std::string& name, int64_t size) {
     list_.push_back({name, DType::kFloat32, proto::ROW_MAJOR, {size}});
@@ -312,7 +308,7 @@ class ListBuilder {
               bool can_be_reordered, Modules modules) {
     const auto found = quants_.find(name);
     if (found == quants_.end()) {
-      list_.push_back({name, compute_, layout, {n, k}, true, std::move(modules)});
+      list_.push_back({name, floats_, layout, {n, k}, true, std::move(modules)});
       return;
     }
     const proto::WeightQuant& quant = *found->second;
@@ -350,7 +346,7 @@ class ListBuilder {
     }
   }
 
-  const DType compute_;
+  const DType floats_;
   QuantMap quants_;  // not listed yet
   std::vector<RequiredTensor> list_;
   Status status_;
@@ -442,7 +438,7 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   AS_RETURN_IF_ERROR(CheckGemmDepths(spec));
   Result<QuantMap> quants = IndexQuants(spec);
   if (!quants.ok()) return quants.status();
-  ListBuilder list(ComputeDType(spec), std::move(quants).value());
+  ListBuilder list(weights::FloatDType(spec), std::move(quants).value());
   const int64_t vocab = spec.vocab_size(), hidden = spec.hidden_size();
   if (spec.tie_embeddings()) {
     list.GemmInPlace("embedding", vocab, hidden, {hidden});

@@ -193,7 +193,8 @@ inline std::vector<proto::DecoderSpec> OtherSpecs() {
 
 inline void WriteSeeds(const std::string& folder) {
   int count = 0;
-  for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
+  for (const auto compute :
+       {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16, proto::COMPUTE_FLOAT16}) {
     for (const bool full : {false, true}) {
       for (const bool quantised : {false, true}) {
         proto::DecoderSpec spec = SeedSpec(compute, quantised ? 32 : 2);

@@ -323,7 +323,7 @@ def check_model_in_memory(dashinfer, call, demo_model, tmp_path):
     call(loader, "set_rope_scale_method", method=dashinfer.engine.RoPEScaleMethod.NO_SCALE,
          parameter_dict={})  # fmt: skip
     call(loader, "init_quantization", enable=0, customized_quant_config=None)
-    assert loader.data_type == "bfloat16"
+    assert loader.data_type == "float16"
     assert call(loader, "get_model_context_length") == 2048
     assert call(loader, "get_model_config")["hidden_size"] == 128
     folder = str(demo_model.parent)

@@ -221,7 +221,6 @@ def test_images_are_refused_by_name(running):
             lambda d, b: b.update_from_dict({"eviction_strategy": "Random"}),
             "eviction_strategy is <AsEvictionStrategy.Random: 1>",
         ),
-        (lambda d, b: d.HuggingFaceModel("path", "m", user_set_data_type="float16"), "bfloat16"),
     ],
 )  # fmt: skip
 def test_what_changes_nothing_warns(dashinfer, act, words):

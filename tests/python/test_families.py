@@ -68,6 +68,22 @@ def test_a_family_is_its_transformers_twin_bit_for_bit(tmp_path, row, quantizati
     np.testing.assert_array_equal(ours, logits_of(tmp_path / "twin", quantization))
 
 
+# Without those whose head is computed from the checkpoint's.
+@pytest.mark.parametrize("row", sorted(set(FAMILIES) - {"baichuan2", "baichuan-13b"}))
+def test_float16_has_the_bits_of_float32_in_half_the_memory(tmp_path, row):
+    directory = save(build(row).to(torch.float16), tmp_path)
+    results, sizes = [], []
+    for data_type in ("float32", "float16"):
+        loader = HuggingFaceModel(directory, NAME, user_set_data_type=data_type).load_model()
+        loader.serialize_to_path(Engine(), str(tmp_path / data_type))
+        (file,) = (tmp_path / data_type).glob("*.asparam")
+        sizes.append(file.stat().st_size)
+        loader.serialize_to_memory(Engine())
+        results.append(forward(loader, prompt_ids()))
+    np.testing.assert_array_equal(*results)
+    assert sizes[1] < 0.7 * sizes[0]  # norms and biases stay
+
+
 @pytest.mark.parametrize("data_type", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "row", ["gemma3", "granite", "olmo2", "starcoder2", "phi2", "gpt-neox", "gpt2", "bloom"]

@@ -590,9 +590,10 @@ def test_serialize_chooses_the_target(tmp_path, fake_native):
     assert [bool(writer.graph_path) for writer in fake_native] == [False, True, False]
 
 
-@pytest.mark.parametrize("data_type", ["float16", "int8", "BFLOAT16"])
+@pytest.mark.parametrize("data_type", ["half", "int8", "BFLOAT16"])
 def test_data_types_that_are_refused(tmp_path, data_type):
-    with pytest.raises(ValueError, match=f"'{data_type}', expected one of float32, bfloat16"):
+    expected = f"'{data_type}', expected one of float32, bfloat16, float16"
+    with pytest.raises(ValueError, match=expected):
         HuggingFaceModel(str(tmp_path), "m", user_set_data_type=data_type)
     loader = HuggingFaceModel(str(write_checkpoint(tmp_path)), "m")
     with pytest.raises(ValueError, match="expected one of float32, bfloat16"):

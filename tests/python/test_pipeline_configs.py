@@ -179,7 +179,7 @@ def test_turbomind_is_mapped():
         use_logn_attn=True, revision="r", download_dir="d", num_tokens_per_iter=64, tp=8,
     ).to_engine_config()  # fmt: skip
     assert config == EngineConfig(
-        data_type="bfloat16", checkpoint_format="gptq", session_len=100, max_batch_size=7,
+        data_type="float16", checkpoint_format="gptq", session_len=100, max_batch_size=7,
         kv_cache_bits=4, block_size=128, kv_cache_memory=0.2, rope_scaling_factor=2.0,
         use_logn_attn=True, revision="r", download_dir="d", prefill_chunk=64,
     )  # fmt: skip

@@ -559,6 +559,7 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   for (float& value : values) {
     value = (is_norm ? 1.0f : 0.0f) + scale * random.Symmetric();
     if (tensor.dtype == DType::kBFloat16) value = ToFloat(ToBFloat16(value));
+    if (tensor.dtype == DType::kFloat16) value = ToFloat(ToFloat16(value));
   }
   return values;
 }

@@ -29,6 +29,12 @@ static AS_ALWAYS_INLINE void FillDType(KernelTable& table, DType dtype) {
   FillAttention<CacheHead<T>, Dot>(table, dtype);
 }
 
+// Weights of float16, with float32 around them.
+static AS_ALWAYS_INLINE void FillHalfWeights(KernelTable& table) {
+  FillGemm<GemmHalf>(table, DType::kFloat16, DType::kFloat32);
+  table.embedding[static_cast<int>(DType::kFloat16)] = Embedding<Float16>;
+}
+
 static AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
   FillForms<InBytes<ByteTiles>>(table, DType::kInt8);
   FillForms<Widened<float, DotFloat>>(table, DType::kFloat32);
@@ -48,6 +54,7 @@ static AS_ALWAYS_INLINE void FillQuantizedCache(KernelTable& table) {
 static AS_ALWAYS_INLINE void FillVectorKernels(KernelTable& table) {
   FillDType<float, DotFloat>(table, DType::kFloat32);
   FillDType<uint16_t, DotPair>(table, DType::kBFloat16);
+  FillHalfWeights(table);
   FillQuantizedWeights(table);
   FillQuantizedCache(table);
   table.convert[static_cast<int>(DType::kFloat32)][static_cast<int>(DType::kBFloat16)] =

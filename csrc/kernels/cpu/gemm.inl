@@ -372,5 +372,49 @@ struct GemmPlain {
   }
 };
 
+// float32 A, weights of float16. Few rows widen them in their tiles. For many, a block of the panel
+// is widened once; its products are those of a panel of float32.
+struct GemmHalf {
+  static constexpr int64_t kWideGroups = 128;  // 64 KiB of float32, in the second-level cache
+
+  // The first `columns` of `groups` pairs, as rows of kPanelColumns.
+  static void Widen(const unsigned char* pairs, int64_t stride, int64_t groups, int64_t columns,
+                    float* wide) {
+    for (int64_t g = 0; g < groups; ++g, pairs += stride, wide += 2 * kPanelColumns) {
+      for (int64_t i = 0; i < columns; i += kLanes) {
+        const VecI pair = LoadI(pairs + i * kLaneBytes);
+        StoreF(wide + i, HalfLow(pair));
+        StoreF(wide + kPanelColumns + i, HalfHigh(pair));
+      }
+    }
+  }
+
+  template <class Store>
+  static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
+    if (args.m <= kGemmFewRows) return GemmPlain<float, DotHalfPair>::Run(args, store);
+    alignas(64) float wide[kWideGroups * 2 * kPanelColumns];
+    ForEachRowBlock(
+        args, store,
+        [&](int64_t p, int64_t row, int64_t rows, float* sums, const Destination& destination) {
+          const int64_t groups = args.k / 2, stride = args.panel_columns * kLaneBytes;
+          const unsigned char* panel = static_cast<const unsigned char*>(args.w) +
+                                       p * groups * stride + args.strip_begin * kLaneBytes;
+          const int64_t width = PanelWidth(args, FirstColumn(args, p));
+          const int64_t columns = (width + kLanes - 1) / kLanes * kLanes;
+          GemmArgs part = args;
+          part.panel_columns = kPanelColumns;
+          for (int64_t g = 0; g < groups; g += kWideGroups) {
+            const int64_t count = groups - g < kWideGroups ? groups - g : kWideGroups;
+            Widen(panel + g * stride, stride, count, columns, wide);
+            part.a = static_cast<const float*>(args.a) + 2 * g;
+            part.k = 2 * count;
+            GemmRowBlock<float, DotFloat>(part, reinterpret_cast<const unsigned char*>(wide),
+                                          columns, row, rows, sums,
+                                          g > 0 ? Destination() : destination, /*resume=*/g > 0);
+          }
+        });
+  }
+};
+
 }  // namespace
 }  // namespace allspark::kernels

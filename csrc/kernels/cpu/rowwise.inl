@@ -160,6 +160,15 @@ static AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accu
   }
 }
 
+static AS_ALWAYS_INLINE void WidenRow(const Float16* from, int64_t n, bool accumulate, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const VecF row = LoadHalf(&from[i].bits);
+    StoreF(to + i, accumulate ? Add(LoadF(to + i), row) : row);
+  }
+  for (; i < n; ++i) to[i] = accumulate ? to[i] + ToFloat(from[i]) : ToFloat(from[i]);
+}
+
 // One column of a packed panel: one lane of 32 bits per group of k.
 static AS_ALWAYS_INLINE void UnpackColumn(const float* column, int64_t k, float* to) {
   for (int64_t i = 0; i < k; ++i) to[i] = column[i * kPanelColumns];
@@ -169,6 +178,14 @@ static AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, flo
     const uint16_t* pair = column + i * kPanelColumns;
     to[i] = ToFloat(BFloat16{pair[0]});
     to[i + 1] = ToFloat(BFloat16{pair[1]});
+  }
+}
+
+static AS_ALWAYS_INLINE void UnpackColumn(const Float16* column, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; i += 2) {
+    const Float16* pair = column + i * kPanelColumns;
+    to[i] = ToFloat(pair[0]);
+    to[i + 1] = ToFloat(pair[1]);
   }
 }
 

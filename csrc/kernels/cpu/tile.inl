@@ -1,5 +1,5 @@
 // The register tile under GEMM: rows of A times columns of a matrix B. B is stored in 32-bit lanes
-// (one float, or a pair of bfloat16 along K); the lanes of one k group are contiguous. Attention's
+// (one float, or a pair of bfloat16 or float16 along K); the lanes of one k group are contiguous. Attention's
 // tiles use the same dot products.
 //
 // Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's
@@ -43,26 +43,40 @@ struct DotFloat {
   }
 };
 
-// float32 A, pairs of bfloat16 B. A pair's earlier element is added first.
-struct DotPair {
+// Pairs of bfloat16 or of float16 in 32-bit lanes, as float32.
+struct PairsOfBf16 {
+  static AS_ALWAYS_INLINE VecF Low(VecI x) { return PairLow(x); }
+  static AS_ALWAYS_INLINE VecF High(VecI x) { return PairHigh(x); }
+};
+struct PairsOfHalf {
+  static AS_ALWAYS_INLINE VecF Low(VecI x) { return HalfLow(x); }
+  static AS_ALWAYS_INLINE VecF High(VecI x) { return HalfHigh(x); }
+};
+
+// float32 A, pairs of 16-bit B. A pair's earlier element is added first.
+template <class Pairs>
+struct DotPairsOf {
   using A = float;
   static constexpr int64_t kGroup = 2;
 
   template <int R, int V, class Load>
   static AS_ALWAYS_INLINE void Step(VecF (&acc)[R][V], const float* a, int64_t lda, Load load) {
     VecF b[V];
-    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = PairLow(load(v));
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = Pairs::Low(load(v));
     AS_UNROLL for (int r = 0; r < R; ++r) {
       const VecF x = Set1(a[r * lda]);
       AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, b[v], acc[r][v]);
     }
-    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = PairHigh(load(v));
+    AS_UNROLL for (int v = 0; v < V; ++v) b[v] = Pairs::High(load(v));
     AS_UNROLL for (int r = 0; r < R; ++r) {
       const VecF x = Set1(a[r * lda + 1]);
       AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, b[v], acc[r][v]);
     }
   }
 };
+
+using DotPair = DotPairsOf<PairsOfBf16>;
+using DotHalfPair = DotPairsOf<PairsOfHalf>;
 
 #if defined(AS_KERNELS_NATIVE_BF16)
 // bfloat16 A and B, two products per lane and instruction.

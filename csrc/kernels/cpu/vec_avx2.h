@@ -214,6 +214,17 @@ static AS_ALWAYS_INLINE VecF PairLow(VecI x) {
 static AS_ALWAYS_INLINE VecF PairHigh(VecI x) {
   return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)));
 }
+// The same of a pair of float16. bytes: where those of four lanes lie in 16.
+static AS_ALWAYS_INLINE VecF WidenHalves(VecI x, __m128i bytes) {
+  const __m256i fours = _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(bytes));
+  return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(fours, 0x08)));
+}
+static AS_ALWAYS_INLINE VecF HalfLow(VecI x) {
+  return WidenHalves(x, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13));
+}
+static AS_ALWAYS_INLINE VecF HalfHigh(VecI x) {
+  return WidenHalves(x, _mm_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15));
+}
 // As ToBFloat16. The result is in the lower half of each lane; the upper half is zero.
 static AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
   const __m256i u = _mm256_castps_si256(x);

@@ -182,6 +182,18 @@ static AS_ALWAYS_INLINE VecF PairLow(VecI x) {
 static AS_ALWAYS_INLINE VecF PairHigh(VecI x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
 }
+// words: the 16 to widen come first.
+static AS_ALWAYS_INLINE VecF WidenHalves(VecI x, VecI words) {
+  return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(words, x)));
+}
+static AS_ALWAYS_INLINE VecI EvenWords() {
+  return _mm512_setr_epi32(0x20000, 0x60004, 0xa0008, 0xe000c, 0x120010, 0x160014, 0x1a0018,
+                           0x1e001c, 0, 0, 0, 0, 0, 0, 0, 0);
+}
+static AS_ALWAYS_INLINE VecF HalfLow(VecI x) { return WidenHalves(x, EvenWords()); }
+static AS_ALWAYS_INLINE VecF HalfHigh(VecI x) {
+  return WidenHalves(x, _mm512_add_epi32(EvenWords(), _mm512_set1_epi32(0x10001)));
+}
 // The conversion instruction is not used, since it flushes subnormals: all ISAs round alike.
 static AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
   const __m512i u = _mm512_castps_si512(x);

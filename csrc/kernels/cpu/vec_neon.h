@@ -176,6 +176,12 @@ static AS_ALWAYS_INLINE void StoreInt8(int8_t* p, VecI x) {
 
 static AS_ALWAYS_INLINE VecF PairLow(VecI x) { return AsFloat(ShiftLeft<16>(x)); }
 static AS_ALWAYS_INLINE VecF PairHigh(VecI x) { return AsFloat(And(x, Set1Int(-65536))); }
+static AS_ALWAYS_INLINE VecF HalfLow(VecI x) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(x)));
+}
+static AS_ALWAYS_INLINE VecF HalfHigh(VecI x) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(x, 16)));
+}
 static AS_ALWAYS_INLINE VecI RoundBf16(VecF x) {
   const VecI u = AsInt(x);
   const VecI top = ShiftRight<16>(u);

@@ -28,10 +28,10 @@ const T* PackedAt(const T* w, int64_t k_total, int64_t k, int64_t n,
          column * group + k % group;
 }
 
-template <typename T>
+template <typename A, typename W>
 void Gemm(const GemmArgs& args) noexcept {
-  const T* a = static_cast<const T*>(args.a);
-  const T* w = static_cast<const T*>(args.w);
+  const A* a = static_cast<const A*>(args.a);
+  const W* w = static_cast<const W*>(args.w);
   const int64_t n_begin = args.panel_begin * args.panel_columns;
   const int64_t n_limit = args.panel_end * args.panel_columns;
   const int64_t n_end = n_limit < args.n ? n_limit : args.n;
@@ -245,7 +245,7 @@ void GatherInt8Columns(const GatherColumnsArgs& args) noexcept {
 template <typename T>
 void FillType(KernelTable& table, DType dtype) {
   const int i = static_cast<int>(dtype);
-  table.gemm[i][i] = Gemm<T>;
+  table.gemm[i][i] = Gemm<T, T>;
   table.low_rank[i] = AddLowRank<T>;
   table.rms_norm[i] = RmsNorm<T>;
   table.layer_norm[i] = LayerNorm<T>;
@@ -259,6 +259,9 @@ void FillType(KernelTable& table, DType dtype) {
 void FillReference(KernelTable& table) noexcept {
   FillType<float>(table, DType::kFloat32);
   FillType<BFloat16>(table, DType::kBFloat16);
+  const int half = static_cast<int>(DType::kFloat16);
+  table.gemm[half][static_cast<int>(DType::kFloat32)] = Gemm<float, Float16>;
+  table.embedding[half] = Embedding<Float16>;
   FillAttentionReference(table);
   FillQuantizedReference(table);
   FillMoeReference(table);

@@ -7,6 +7,7 @@ namespace allspark::kernels {
 
 static AS_ALWAYS_INLINE double Load(const float* p) { return static_cast<double>(*p); }
 static AS_ALWAYS_INLINE double Load(const BFloat16* p) { return static_cast<double>(ToFloat(*p)); }
+static AS_ALWAYS_INLINE double Load(const Float16* p) { return static_cast<double>(ToFloat(*p)); }
 static AS_ALWAYS_INLINE double Load(const int8_t* p) { return *p; }
 
 // Through float32, as every kernel does: a double is first rounded to float, then to the stored

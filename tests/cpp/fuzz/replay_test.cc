@@ -103,7 +103,7 @@ TEST_P(FuzzReplayTest, ChangedSeedsAreHarmless) {
 
 INSTANTIATE_TEST_SUITE_P(
     Targets, FuzzReplayTest,
-    ::testing::Values(Target{"model_reader", model_reader::Run, model_reader::WriteSeeds, 36, 24},
+    ::testing::Values(Target{"model_reader", model_reader::Run, model_reader::WriteSeeds, 48, 32},
                       Target{"lora_file", lora_file::Run, lora_file::WriteSeeds, 4, 4}),
     [](const auto& test) { return std::string(test.param.name); });
 

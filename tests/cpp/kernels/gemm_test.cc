@@ -433,6 +433,66 @@ TEST_P(GemmTest, ActivatedGivesTheBitsOfBothStepsBFloat16) { TestActivated<BFloa
 TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsFloat32) { TestGated<float>(table()); }
 TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(table()); }
 
+// Weights of float16 are widened, so products with them have the bits of those with float32
+// weights of the same values: normal, subnormal, the largest, and zeros of both signs.
+TEST_P(GemmTest, Float16WeightsGiveTheBitsOfTheirFloat32) {
+  const auto gemm = [&](const auto& functions, auto weight) {
+    return functions[kSlotOf<decltype(weight)>][kSlotOf<float>];
+  };
+  for (const int64_t m : {1, 2, 5, 6, 7, 13, 70, 130}) {
+    for (const int64_t n : {1, 17, 64, 128, 130}) {
+      for (const int64_t k : {2, 66, 1030}) {
+        SCOPED_TRACE(::testing::Message() << table().name << " m=" << m << " n=" << n << " k=" << k);
+        const bool accumulate = n == 64;
+        Problem<float> p(m, n, k, {.bias = true, .accumulate = accumulate, .pad_a = 1}, 25);
+        std::vector<Float16> halves(p.w.size());
+        for (size_t i = 0; i < halves.size(); ++i) {
+          Set(&halves[i], p.w[i]);
+          const uint16_t special[] = {0x0001, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x8000, 0x0000};
+          if (i % 5 == 0) halves[i].bits = special[i / 5 % 7];
+          p.w[i] = Value(halves[i]);
+        }
+        const auto outputs = [&](const std::vector<float>& w, const std::vector<Float16>& half_w,
+                                 int64_t panel_columns) {
+          std::vector<float> expected = p.c, out = p.c;
+          GemmArgs args = p.Args(expected);
+          args.w = w.data();
+          args.panel_columns = panel_columns;
+          args.panel_end = (n + panel_columns - 1) / panel_columns;
+          gemm(table().gemm, float{})(args);
+          args.w = half_w.data();
+          args.c = out.data() + 1;
+          gemm(table().gemm, Float16{})(args);
+          EXPECT_TRUE(SameBits(expected.data(), out.data(), static_cast<int64_t>(out.size())));
+          return std::pair(args, expected);
+        };
+        const std::vector<float> packed = Pack(p.w, k, n);
+        const std::vector<Float16> half_packed = Pack(halves, k, n);
+        outputs(Pack(p.w, k, n, kNarrowPanelColumns), Pack(halves, k, n, kNarrowPanelColumns),
+                kNarrowPanelColumns);
+        auto [args, expected] = outputs(packed, half_packed, kPanelColumns);
+        std::vector<float> strips = p.c;
+        args.c = strips.data() + 1;
+        ForStrips(args, gemm(table().gemm, Float16{}));
+        EXPECT_TRUE(SameBits(expected.data(), strips.data(), static_cast<int64_t>(strips.size())));
+        const auto gated = gemm(table().gemm_gated, Float16{});
+        if (gated == nullptr || n % 128 != 0) continue;
+        std::vector<float> act(static_cast<size_t>(m * n / 2)), half_act(act.size());
+        args = p.Args(strips);
+        args.accumulate = false;
+        args.c = nullptr;
+        args.panel_end = n / 2 / kPanelColumns;
+        args.w = packed.data();
+        gemm(table().gemm_gated, float{})(
+            {args, act.data(), n / 2, DType::kFloat32, Activation::kSilu});
+        args.w = half_packed.data();
+        gated({args, half_act.data(), n / 2, DType::kFloat32, Activation::kSilu});
+        EXPECT_TRUE(SameBits(act.data(), half_act.data(), static_cast<int64_t>(act.size())));
+      }
+    }
+  }
+}
+
 TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
   Problem<float> p(7, 70, 33, {}, 14);
   std::vector<float> clean = p.c;

@@ -54,7 +54,9 @@ void ForStrips(GemmArgs args, const Run& run) {
 }
 
 template <class T>
-constexpr DType kDTypeOf = std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16;
+constexpr DType kDTypeOf = std::is_same_v<T, float>     ? DType::kFloat32
+                           : std::is_same_v<T, Float16> ? DType::kFloat16
+                                                        : DType::kBFloat16;
 template <class T>
 constexpr int kSlotOf = static_cast<int>(kDTypeOf<T>);
 template <class T>
@@ -64,8 +66,10 @@ constexpr int64_t kGroupOf = 4 / static_cast<int64_t>(sizeof(T));
 
 inline float Value(float x) { return x; }
 inline float Value(BFloat16 x) { return ToFloat(x); }
+inline float Value(Float16 x) { return ToFloat(x); }
 inline void Set(float* p, float x) { *p = x; }
 inline void Set(BFloat16* p, float x) { *p = ToBFloat16(x); }
+inline void Set(Float16* p, float x) { *p = ToFloat16(x); }
 
 // A reproducible stream of test data.
 class Data {

@@ -343,6 +343,7 @@ void TestEmbedding(const KernelTable& table) {
 }
 TEST_P(RowwiseTest, EmbeddingFloat32) { TestEmbedding<float>(table()); }
 TEST_P(RowwiseTest, EmbeddingBFloat16) { TestEmbedding<BFloat16>(table()); }
+TEST_P(RowwiseTest, EmbeddingFloat16) { TestEmbedding<Float16>(table()); }
 
 TEST_P(RowwiseTest, Rope) {
   const int64_t rows = 4, heads = 3;

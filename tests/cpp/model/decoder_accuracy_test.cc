@@ -74,6 +74,7 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
 
 TEST_P(DecoderAccuracyTest, Float32) { CheckAll(proto::COMPUTE_FLOAT32); }
 TEST_P(DecoderAccuracyTest, BFloat16) { CheckAll(proto::COMPUTE_BFLOAT16); }
+TEST_P(DecoderAccuracyTest, Float16) { CheckAll(proto::COMPUTE_FLOAT16); }
 TEST_P(DecoderAccuracyTest, CacheOf8Bits) { CheckAll(proto::COMPUTE_FLOAT32, CacheMode::kQuantI8); }
 TEST_P(DecoderAccuracyTest, CacheOf4Bits) {
   CheckAll(proto::COMPUTE_BFLOAT16, CacheMode::kQuantU4);

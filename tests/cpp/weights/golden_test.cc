@@ -77,6 +77,8 @@ proto::DecoderSpec GoldenSpec(int version) {
   quant->set_scale_codes(true);
   spec.set_intermediate_size(256);
   spec.mutable_weight_quant(0)->set_power_scales(true);
+  if (version == 7) return spec;
+  spec.set_compute_type(proto::COMPUTE_FLOAT16);
   return spec;
 }
 
@@ -205,7 +207,7 @@ TEST_P(GoldenVersion, IsWhatTheWriterWrites) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4, 5, 6, 7));
+INSTANTIATE_TEST_SUITE_P(Every, GoldenVersion, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8));
 
 TEST(GoldenLora, IsReadable) {
   auto file = LoraFile::Open(GoldenPath(LoraName(1)));

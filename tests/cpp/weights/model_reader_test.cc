@@ -252,11 +252,11 @@ TEST(ModelReaderDamage, APairThatDoesNotBelongTogether) {
 TEST(ModelReaderHeaders, NewerVersionsSayWhatToDo) {
   const Bytes good = GoodBytes();
   std::string graph = good.graph;
-  graph[8] = 8;
+  graph[8] = 9;
   ExpectError(OpenBytes(graph, good.param), StatusCode::kUnimplemented,
-              {"written by a newer version (format 8)", "this build reads up to 7"});
-  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {8, 0, good.file.file_id(), 36864})),
-              StatusCode::kUnimplemented, {"(format 8)", "up to 7"});
+              {"written by a newer version (format 9)", "this build reads up to 8"});
+  ExpectError(OpenBytes(good.graph, WithHeader(good.param, {9, 0, good.file.file_id(), 36864})),
+              StatusCode::kUnimplemented, {"(format 9)", "up to 8"});
   graph[8] = 0;
   ExpectError(OpenBytes(graph, good.param), kDamaged, {"version 0"});
 }

@@ -22,7 +22,7 @@ using weights::kSlotBytes;
 using weights::Packer;
 
 constexpr DType kSources[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr DType kStored[] = {DType::kFloat32, DType::kBFloat16};
+constexpr DType kStored[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 // float16 by its definition, in double.
 double HalfValue(uint16_t bits) {
@@ -149,27 +149,36 @@ TEST(ConvertRun, EveryBFloat16PassesThroughOrIsRefused) {
   }
 }
 
-TEST(ConvertRun, RoundsFloat32ToNearestEvenBFloat16) {
-  const Packer packer = FindPacker(DType::kFloat32, DType::kBFloat16);
+// round(value): the bits of the nearest even, whose exponent is `special` where they are not finite.
+template <class Round>
+void TestRounding(DType stored, uint16_t special, const Round& round) {
+  const Packer packer = FindPacker(DType::kFloat32, stored);
   std::mt19937 random(1);
   auto check = [&](uint32_t bits) {
     const float value = FromBits(bits);
     uint16_t out = 0;
     const bool ok = packer.convert_run(reinterpret_cast<const unsigned char*>(&value), 1,
                                        reinterpret_cast<unsigned char*>(&out));
-    const BFloat16 expected = ToBFloat16(value);
-    const bool fits = (expected.bits & 0x7f80) != 0x7f80;
+    const uint16_t expected = round(value);
+    const bool fits = (expected & special) != special;
     ASSERT_EQ(ok, fits) << bits;
     if (fits) {
-      ASSERT_EQ(out, expected.bits) << bits;
+      ASSERT_EQ(out, expected) << bits;
     }
   };
   for (int i = 0; i < 300000; ++i) check(static_cast<uint32_t>(random()));
   for (uint32_t high = 0; high < 65536; ++high) {  // ties and adjacent values
-    for (const uint32_t low : {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+    for (const uint32_t low : {0x0000u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u,
+                               0x8001u, 0xffffu}) {
       check((high << 16) | low);
     }
   }
+}
+TEST(ConvertRun, RoundsFloat32ToNearestEvenBFloat16) {
+  TestRounding(DType::kBFloat16, 0x7f80, [](float x) { return ToBFloat16(x).bits; });
+}
+TEST(ConvertRun, RoundsFloat32ToNearestEvenFloat16) {
+  TestRounding(DType::kFloat16, 0x7c00, [](float x) { return ToFloat16(x).bits; });
 }
 
 TEST(ConvertRun, FindsABadValueAtEveryPosition) {

@@ -120,16 +120,6 @@ inline std::vector<float> ValuesOf(const RequiredTensor& tensor) {
   return values;
 }
 
-// float32 to float16 for values that float16 holds exactly as normal numbers, and zero.
-inline uint16_t ExactHalf(float value) {
-  if (value == 0.0f) return 0;
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t exponent = (bits >> 23) & 0xff;
-  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | ((exponent - 112) << 10) |
-                               ((bits >> 13) & 0x3ff));
-}
-
 // The bytes of `values` in `dtype`.
 inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType dtype) {
   std::vector<unsigned char> bytes;
@@ -139,7 +129,7 @@ inline std::vector<unsigned char> Encode(const std::vector<float>& values, DType
   };
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t half =
-        dtype == DType::kFloat16 ? ExactHalf(values[i]) : ToBFloat16(values[i]).bits;
+        dtype == DType::kFloat16 ? ToFloat16(values[i]).bits : ToBFloat16(values[i]).bits;
     if (dtype == DType::kFloat32) {
       put(&values[i], 4);
     } else if (dtype == DType::kInt32) {
@@ -229,7 +219,7 @@ inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
   if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
   const int64_t n = Rows(tensor);
   const int64_t k = Cols(tensor);
-  const std::map<DType, int64_t> groups = {{DType::kFloat32, 1}, {DType::kBFloat16, 2},
+  const std::map<DType, int64_t> groups = {{DType::kFloat32, 1}, {DType::kBFloat16, 2}, {DType::kFloat16, 2},
                                            {DType::kUInt8, 4},   {DType::kUInt4, 8},
                                            {DType::kUInt2, 16},  {DType::kFloat8E4M3, 4}};
   const int64_t group = tensor.layout == proto::PANEL64 ? groups.at(tensor.dtype) : 1;

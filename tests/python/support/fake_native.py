@@ -22,7 +22,7 @@ def required_tensors(spec_bytes):
     from allspark.model_loader.spec import message_class
 
     spec = message_class("DecoderSpec").FromString(spec_bytes)
-    dtype = "bfloat16" if spec.compute_type == 2 else "float32"
+    dtype = {1: "float32", 2: "bfloat16", 3: "float16"}[spec.compute_type]
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
