@@ -393,7 +393,7 @@ def test_numbers_of_a_config_are_whole(field, value):
         ({"weight_format": "int3"}, "int3"),
         ({"format_settings": {"qkv": "fp4"}}, "fp4"),
         ({"compute_method": "fast"}, "fast"),
-        ({"data_type": "float16"}, "float16"),
+        ({"data_type": "half"}, "half"),
         ({"lm_head": "int5"}, "int5"),
     ],
 )
