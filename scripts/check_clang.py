@@ -23,6 +23,8 @@ from pathlib import Path
 # Headers that this share of the sources with the same flags include are parsed once for all.
 _COMMON_SHARE = 0.1
 _MIN_SOURCES = 8
+# Of GCC alone.
+_UNKNOWN_FLAGS = ("-finline-small-functions",)
 _SYSTEM_INCLUDE = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
 
 
@@ -49,7 +51,7 @@ def to_source(entry: dict[str, str]) -> Source:
     for word in rest:
         if word == "-o":
             next(rest, None)
-        elif word not in ("-c", entry["file"]):
+        elif word not in ("-c", entry["file"], *_UNKNOWN_FLAGS):
             flags.append(word)
     return Source(entry["file"], entry["directory"], flags)
 
