@@ -84,6 +84,27 @@ def test_float16_has_the_bits_of_float32_in_half_the_memory(tmp_path, row):
     assert sizes[1] < 0.7 * sizes[0]  # norms and biases stay
 
 
+def test_an_adapter_over_float16_has_the_bits_of_one_over_float32(tmp_path):
+    directory = save(build("internlm2-bias").to(torch.float16), tmp_path / "base")
+    rng = np.random.default_rng(4)
+    pair = {"lora_A": (4, 64), "lora_B": (64, 4)}
+    tensors = {
+        f"{PREFIX}model.layers.0.attention.wo.{part}.weight": rng.standard_normal(
+            shape, np.float32
+        )
+        for part, shape in pair.items()
+    }
+    write_adapter(tmp_path / "lora", tensors, target_modules=["wo"])
+    results = []
+    for data_type in ("float32", "float16"):
+        served = Served(Path(directory), data_type)
+        plain = served.logits(prompt_ids())
+        served.load("a", LoraAdapter(tmp_path / "lora", served.loader))
+        results.append(served.logits(prompt_ids(), "a"))
+        assert not np.array_equal(plain, results[-1])
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("data_type", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "row", ["gemma3", "granite", "olmo2", "starcoder2", "phi2", "gpt-neox", "gpt2", "bloom"]
