@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 
 #include "weights/format.h"
 
@@ -67,19 +66,30 @@ inline U32x4 Above(U32x4 bits, int32_t limit) {
   return reinterpret_cast<U32x4>(reinterpret_cast<I32x4>(bits & 0x7fffffffu) > limit);
 }
 
-// float32 bits to nearest-even bfloat16 in the upper half. Not for NaN, which Above() catches.
-inline U32x4 RoundToUpper(U32x4 bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
+// float32 bits to the nearest even Dst, in the lower half. Not for what rounds to infinity, or NaN:
+// magnitudes above kLargest.
+template <typename Dst>
+struct Rounding;
 
-// float32 bits to nearest-even float16 in the lower half. Not for what rounds to infinity, or NaN.
-inline U32x4 RoundToHalf(U32x4 bits) {
-  const U32x4 magnitude = bits & 0x7fffffffu;
-  const U32x4 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-  // Below 2^-14: as ToFloat16.
-  const U32x4 subnormal =
-      reinterpret_cast<U32x4>(reinterpret_cast<F32x4>(magnitude) + 0.5f) - 0x3f000000u;
-  const U32x4 is_normal = Above(bits, 0x387fffff);
-  return (is_normal & normal) | (~is_normal & subnormal) | ((bits & 0x80000000u) >> 16);
-}
+template <>
+struct Rounding<BFloat16> {
+  static constexpr int32_t kLargest = 0x7f7f7fff;
+  static inline U32x4 Round(U32x4 bits) { return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16; }
+};
+
+template <>
+struct Rounding<Float16> {
+  static constexpr int32_t kLargest = 0x477fefff;
+  static inline U32x4 Round(U32x4 bits) {
+    const U32x4 magnitude = bits & 0x7fffffffu;
+    const U32x4 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+    // Below 2^-14: as ToFloat16.
+    const U32x4 subnormal =
+        reinterpret_cast<U32x4>(reinterpret_cast<F32x4>(magnitude) + 0.5f) - 0x3f000000u;
+    const U32x4 is_normal = Above(bits, 0x387fffff);
+    return (is_normal & normal) | (~is_normal & subnormal) | ((bits & 0x80000000u) >> 16);
+  }
+};
 
 // Loads four output lanes; ors into `bad` the lanes that must not be stored.
 template <typename Src, typename Dst>
@@ -93,23 +103,14 @@ struct LaneLoader {
       const U32x4 bits = LoadQuad<Src>(at);
       bad |= Above(bits, 0x7f7fffff);
       return bits;
-    } else if constexpr (std::is_same_v<Dst, Float16>) {
-      constexpr int32_t kLargest = 0x477fefff;  // above, a float32 rounds to infinity
-      const U32x4 low = LoadQuad<Src>(at);
-      const U32x4 high = LoadQuad<Src>(at + 4 * sizeof(Src));
-      bad |= Above(low, kLargest) | Above(high, kLargest);
-      const auto a = reinterpret_cast<U16x8>(RoundToHalf(low));
-      const auto b = reinterpret_cast<U16x8>(RoundToHalf(high));
-      return reinterpret_cast<U32x4>(__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14));
     } else {
-      // A float32 above this rounds to infinity: half a step above the largest bfloat16.
-      constexpr int32_t kLargest = 0x7f7f7fff;
+      constexpr int32_t kLargest = Rounding<Dst>::kLargest;
       const U32x4 low = LoadQuad<Src>(at);
       const U32x4 high = LoadQuad<Src>(at + 4 * sizeof(Src));
       bad |= Above(low, kLargest) | Above(high, kLargest);
-      const auto a = reinterpret_cast<U16x8>(RoundToUpper(low));
-      const auto b = reinterpret_cast<U16x8>(RoundToUpper(high));
-      return reinterpret_cast<U32x4>(__builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15));
+      const auto a = reinterpret_cast<U16x8>(Rounding<Dst>::Round(low));
+      const auto b = reinterpret_cast<U16x8>(Rounding<Dst>::Round(high));
+      return reinterpret_cast<U32x4>(__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14));
     }
   }
 };

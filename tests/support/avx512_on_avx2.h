@@ -82,7 +82,7 @@ static inline __m256i DotWords(__m256i sum, __m256i x, __m256i y) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
 }
 
-// As the instruction: two fused additions, first of the odd products.
+// As the instruction is described: two fused additions, first of the odd products.
 static inline __m256 DotBf16(__m256i to, __m256i x, __m256i y) {
   __m256 sum = _mm256_castsi256_ps(to);
   const __m256i high = _mm256_set1_epi32(-65536);
