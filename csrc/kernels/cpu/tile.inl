@@ -1,6 +1,6 @@
 // The register tile under GEMM: rows of A times columns of a matrix B. B is stored in 32-bit lanes
-// (one float, or a pair of bfloat16 or float16 along K); the lanes of one k group are contiguous. Attention's
-// tiles use the same dot products.
+// (one float, or a pair of bfloat16 or float16 along K); the lanes of one k group are contiguous.
+// Attention's tiles use the same dot products.
 //
 // Every element of C is one chain of fused multiply-adds over k ascending, whatever the tile's
 // size. A tile may stop at any k group and later continue from the sums that it stored, with the

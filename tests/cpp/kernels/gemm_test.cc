@@ -442,7 +442,8 @@ TEST_P(GemmTest, Float16WeightsGiveTheBitsOfTheirFloat32) {
   for (const int64_t m : {1, 2, 5, 6, 7, 13, 70, 130}) {
     for (const int64_t n : {1, 17, 64, 128, 130}) {
       for (const int64_t k : {2, 66, 1030}) {
-        SCOPED_TRACE(::testing::Message() << table().name << " m=" << m << " n=" << n << " k=" << k);
+        SCOPED_TRACE(::testing::Message()
+                     << table().name << " m=" << m << " n=" << n << " k=" << k);
         const bool accumulate = n == 64;
         Problem<float> p(m, n, k, {.bias = true, .accumulate = accumulate, .pad_a = 1}, 25);
         std::vector<Float16> halves(p.w.size());
@@ -483,8 +484,8 @@ TEST_P(GemmTest, Float16WeightsGiveTheBitsOfTheirFloat32) {
         args.c = nullptr;
         args.panel_end = n / 2 / kPanelColumns;
         args.w = packed.data();
-        gemm(table().gemm_gated, float{})(
-            {args, act.data(), n / 2, DType::kFloat32, Activation::kSilu});
+        gemm(table().gemm_gated,
+             float{})({args, act.data(), n / 2, DType::kFloat32, Activation::kSilu});
         args.w = half_packed.data();
         gated({args, half_act.data(), n / 2, DType::kFloat32, Activation::kSilu});
         EXPECT_TRUE(SameBits(act.data(), half_act.data(), static_cast<int64_t>(act.size())));

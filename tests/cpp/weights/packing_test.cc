@@ -149,7 +149,8 @@ TEST(ConvertRun, EveryBFloat16PassesThroughOrIsRefused) {
   }
 }
 
-// round(value): the bits of the nearest even, whose exponent is `special` where they are not finite.
+// round(value): the bits of the nearest even, whose exponent is `special` where they are not
+// finite.
 template <class Round>
 void TestRounding(DType stored, uint16_t special, const Round& round) {
   const Packer packer = FindPacker(DType::kFloat32, stored);
@@ -168,8 +169,8 @@ void TestRounding(DType stored, uint16_t special, const Round& round) {
   };
   for (int i = 0; i < 300000; ++i) check(static_cast<uint32_t>(random()));
   for (uint32_t high = 0; high < 65536; ++high) {  // ties and adjacent values
-    for (const uint32_t low : {0x0000u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u,
-                               0x8001u, 0xffffu}) {
+    for (const uint32_t low :
+         {0x0000u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       check((high << 16) | low);
     }
   }

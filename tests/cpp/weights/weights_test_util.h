@@ -219,9 +219,9 @@ inline std::vector<unsigned char> PlainStored(const RequiredTensor& tensor,
   if (tensor.layout == proto::ROW_MAJOR) return Encode(values, tensor.dtype);
   const int64_t n = Rows(tensor);
   const int64_t k = Cols(tensor);
-  const std::map<DType, int64_t> groups = {{DType::kFloat32, 1}, {DType::kBFloat16, 2}, {DType::kFloat16, 2},
-                                           {DType::kUInt8, 4},   {DType::kUInt4, 8},
-                                           {DType::kUInt2, 16},  {DType::kFloat8E4M3, 4}};
+  const std::map<DType, int64_t> groups = {
+      {DType::kFloat32, 1}, {DType::kBFloat16, 2}, {DType::kFloat16, 2},   {DType::kUInt8, 4},
+      {DType::kUInt4, 8},   {DType::kUInt2, 16},   {DType::kFloat8E4M3, 4}};
   const int64_t group = tensor.layout == proto::PANEL64 ? groups.at(tensor.dtype) : 1;
   std::vector<float> packed(static_cast<size_t>((n + 63) / 64 * 64 * k));
   for (int64_t row = 0; row < n; ++row) {
