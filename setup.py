@@ -69,7 +69,8 @@ class CMakeBuild(build_ext):
         ]
         if not (build_dir / "CMakeCache.txt").exists():
             # A warning of an unknown compiler must not stop an installation.
-            configure += ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DALLSPARK_WERROR=OFF"]
+            configure += ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DALLSPARK_WERROR=OFF",
+                          "-DCMAKE_UNITY_BUILD=ON"]
         if "ALLSPARK_BUILD_DIR" not in os.environ:
             configure.append("-DALLSPARK_TESTS=OFF")
         configure += shlex.split(os.environ.get("ALLSPARK_CMAKE_ARGS", ""))

@@ -32,6 +32,9 @@ endmacro()
 # they pull in inline library code, which must not be compiled for a newer CPU
 # (scripts/check_isa_symbols.py).
 set(ALLSPARK_ISA_COMMON -O3 -fno-exceptions -fno-rtti -ffp-contract=off)
+if(ALLSPARK_SANITIZE)  # AddressSanitizer at -O3 takes minutes for each of these files
+  list(APPEND ALLSPARK_ISA_COMMON -O1)
+endif()
 set(ALLSPARK_ISA_avx2 -mavx2 -mfma -mf16c)
 set(ALLSPARK_ISA_avx2_vnni ${ALLSPARK_ISA_avx2} -mavxvnni)
 set(ALLSPARK_ISA_avx512

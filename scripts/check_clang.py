@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fails on any source that clang refuses or warns of, although GCC builds it. Nothing is compiled:
-clang reads each source with the flags of a configured build, and those given. With -Wthread-safety
-it finds members that are used without the lock that guards them (csrc/base/mutex.h).
+clang reads each source by itself, with the flags of a configured build, and those given. With
+-Wthread-safety it finds members that are used without the lock that guards them
+(csrc/base/mutex.h).
 
 usage: check_clang.py BUILD_DIR CLANG++ [FLAG...]
 """
@@ -25,6 +26,8 @@ _COMMON_SHARE = 0.1
 _MIN_SOURCES = 8
 # Of GCC alone.
 _UNKNOWN_FLAGS = ("-finline-small-functions",)
+_UNITY = re.compile(r"/Unity/unity_\d+_cxx\.cxx$")
+_UNITY_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _SYSTEM_INCLUDE = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
 
 
@@ -42,7 +45,8 @@ class Source:
         return tuple(flag for flag in self.flags if not flag.startswith(("-I", "-W", "/")))
 
 
-def to_source(entry: dict[str, str]) -> Source:
+def to_sources(entry: dict[str, str]) -> list[Source]:
+    """The sources of an entry: its file, or those that a file of CMAKE_UNITY_BUILD includes."""
     words = shlex.split(entry["command"])
     # A launcher such as ccache may come first; the compiler is the word before the first flag.
     begin = next(index for index, word in enumerate(words) if word.startswith("-"))
@@ -53,7 +57,10 @@ def to_source(entry: dict[str, str]) -> Source:
             next(rest, None)
         elif word not in ("-c", entry["file"], *_UNKNOWN_FLAGS):
             flags.append(word)
-    return Source(entry["file"], entry["directory"], flags)
+    paths = [entry["file"]]
+    if _UNITY.search(entry["file"]):
+        paths = _UNITY_INCLUDE.findall(Path(entry["directory"], entry["file"]).read_text())
+    return [Source(path, entry["directory"], flags) for path in paths]
 
 
 def precompile(sources: list[Source], clang: list[str], header: Path) -> list[str]:
@@ -101,8 +108,8 @@ def main() -> int:
         print(f"check_clang: {database} names no source")
         return 1
     kinds: dict[tuple[str, ...], list[Source]] = {}
-    for entry in entries:
-        source = to_source(entry)
+    all_sources = [source for entry in entries for source in to_sources(entry)]
+    for source in all_sources:
         kinds.setdefault(source.kind, []).append(source)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -115,7 +122,7 @@ def main() -> int:
         problems = [text for check in checks if (text := check.result())]
     for text in problems:
         print(text)
-    print(f"check_clang: {len(entries)} source(s), {len(problems)} with problems")
+    print(f"check_clang: {len(all_sources)} source(s), {len(problems)} with problems")
     return 1 if problems else 0
 
 

@@ -10,7 +10,7 @@
 namespace allspark {
 namespace {
 
-constexpr int64_t kAlign = 16;
+constexpr int64_t kImageAlign = 16;
 
 }  // namespace
 
@@ -31,7 +31,7 @@ const void* StepImage::PutBytes(const void* host, int64_t bytes) {
                                   << "; it has " << size;
   std::memcpy(host_.data() + used_, host, static_cast<size_t>(bytes));
   const void* const at = static_cast<unsigned char*>(on_device_.data()) + used_;
-  used_ = std::min(size, AlignUp(used_ + bytes, kAlign));
+  used_ = std::min(size, AlignUp(used_ + bytes, kImageAlign));
   return at;
 }
 

@@ -30,9 +30,9 @@ class ArenaLayout {
 
  private:
   int64_t Advance(int64_t bytes) {
-    constexpr int64_t kAlign = 64;
+    constexpr int64_t kAlignment = 64;
     const int64_t begin = offset_;
-    offset_ += AlignUp(bytes, kAlign);
+    offset_ += AlignUp(bytes, kAlignment);
     return begin;
   }
 

@@ -35,8 +35,8 @@ std::unique_ptr<WordMatcher> ToMatcher(const std::vector<py::str>& words) {
 }
 
 // (state, characters up to the end of the first word, or all; length of that word, or 0)
-std::tuple<int32_t, size_t, int32_t> Read(const WordMatcher& matcher, int32_t state,
-                                          const py::str& text) {
+std::tuple<int32_t, size_t, int32_t> ReadWord(const WordMatcher& matcher, int32_t state,
+                                              const py::str& text) {
   const std::vector<int32_t> characters = Characters(text);
   for (size_t i = 0; i < characters.size(); ++i) {
     state = matcher.Next(state, characters[i]);
@@ -50,7 +50,7 @@ std::tuple<int32_t, size_t, int32_t> Read(const WordMatcher& matcher, int32_t st
 void BindWords(py::module_& m) {
   py::class_<WordMatcher>(m, "WordMatcher", "Finds many words in a text that comes in pieces.")
       .def(py::init(&ToMatcher), py::arg("words"))
-      .def("read", &Read, py::arg("state"), py::arg("text"),
+      .def("read", &ReadWord, py::arg("state"), py::arg("text"),
            "(state, characters read, length): reads up to the end of the first word, whose length "
            "is that of the longest which ends there, or all, and then it is 0. State 0 begins.")
       .def("matched_length", &WordMatcher::MatchedLength, py::arg("state"),

@@ -12,8 +12,6 @@ namespace {
 // Below this a draw could only choose among the highest logits, and dividing by it would overflow.
 constexpr float kGreedyTemperature = 1e-5f;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // Masks of a grammar have long runs of words that are all off or all on.
 void ApplyMask(const uint32_t* mask, int64_t vocab_size, float* logits) {
   for (int64_t begin = 0; begin < vocab_size; begin += 32) {
@@ -21,7 +19,7 @@ void ApplyMask(const uint32_t* mask, int64_t vocab_size, float* logits) {
     if (word == ~uint32_t{0}) continue;
     const int64_t end = std::min(begin + 32, vocab_size);
     for (int64_t i = begin; i < end; ++i) {
-      if ((word >> (i - begin) & 1) == 0) logits[i] = -kInfinity;
+      if ((word >> (i - begin) & 1) == 0) logits[i] = -std::numeric_limits<float>::infinity();
     }
   }
 }
@@ -110,7 +108,7 @@ int32_t HostSampler::ArgMax(const float* logits) const {
   kernels_.argmax(
       {.x = logits, .ldx = vocab_size_, .rows = 1, .cols = vocab_size_, .index = &token});
   // A row without any finite logit has no highest one; NaN fails the comparison too.
-  return token >= 0 && logits[token] > -kInfinity ? token : -1;
+  return token >= 0 && logits[token] > -std::numeric_limits<float>::infinity() ? token : -1;
 }
 
 }  // namespace allspark

@@ -139,6 +139,10 @@ Status ErrnoStatus(std::string_view action, const std::string& path, int error) 
       "cannot " + std::string(action) + " " + path + ": " + std::generic_category().message(error));
 }
 
+Status InFile(const std::string& path, const Status& status) {
+  return Status(status.code(), status.as_status(), path + ": " + status.message());
+}
+
 UniqueFd::~UniqueFd() {
   if (fd_ >= 0) close(fd_);
 }

@@ -18,6 +18,8 @@ inline constexpr int64_t kHugePageBytes = 2 << 20;
 // "cannot <action> <path>: <reason of error number>"; the code distinguishes lack of room, a
 // missing file, and other errors.
 Status ErrnoStatus(std::string_view action, const std::string& path, int error);
+// "<path>: <message of status>", with the code of status.
+Status InFile(const std::string& path, const Status& status);
 
 class UniqueFd {
  public:

@@ -16,10 +16,6 @@ namespace {
 using weights::LoraHeader;
 using weights::LoraPlan;
 
-Status InFile(const std::string& path, const Status& status) {
-  return Status(status.code(), status.as_status(), path + ": " + status.message());
-}
-
 // Checks the padding [begin, end) between two parts of the file.
 Status CheckZeros(const unsigned char* data, int64_t begin, int64_t end) {
   const auto* nonzero = std::find_if(data + begin, data + end, [](unsigned char c) { return c; });
@@ -114,9 +110,9 @@ Result<weights::Mapping> ReadWhole(const std::string& path) {
   const int64_t header_bytes = std::min<int64_t>(file->bytes, header.size());
   AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, header.data(), header_bytes));
   const Status checked = weights::DecodeLoraHeader(header.data(), file->bytes).status();
-  if (!checked.ok()) return InFile(path, checked);
+  if (!checked.ok()) return weights::InFile(path, checked);
   Result<weights::Mapping> memory = weights::Mapping::Anonymous(file->bytes);
-  if (!memory.ok()) return InFile(path, memory.status());
+  if (!memory.ok()) return weights::InFile(path, memory.status());
   AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, memory->data(), file->bytes));
   memory->MakeReadOnly();
   return memory;
@@ -129,7 +125,7 @@ Result<std::shared_ptr<const LoraFile>> LoraFile::Open(const std::string& path) 
   if (!memory.ok()) return memory.status();
   auto file = std::make_shared<File>(path);
   const Status status = file->Read({memory->data(), static_cast<size_t>(memory->bytes())});
-  if (!status.ok()) return InFile(path, status);
+  if (!status.ok()) return weights::InFile(path, status);
   file->Keep(std::move(memory).value());
   return std::shared_ptr<const LoraFile>(std::move(file));
 }
@@ -145,7 +141,7 @@ Result<std::shared_ptr<const LoraFile>> LoraFile::OpenImage(
   }
   auto file = std::make_shared<File>(source);
   const Status status = file->Read(bytes);
-  if (!status.ok()) return InFile(source, status);
+  if (!status.ok()) return weights::InFile(source, status);
   file->Keep(std::move(image));
   return std::shared_ptr<const LoraFile>(std::move(file));
 }

@@ -15,10 +15,6 @@
 namespace allspark {
 namespace {
 
-Status InFile(const std::string& path, const Status& status) {
-  return Status(status.code(), status.as_status(), path + ": " + status.message());
-}
-
 // A violation of the format although the checksum is right: the writer is faulty or the file
 // forged.
 Status Damaged(const proto::TensorRecord& record, const std::string& what) {
@@ -240,19 +236,19 @@ Result<std::unique_ptr<ModelReader>> ModelReader::OpenFiles(const std::string& g
   if (param->bytes == 0) return Status::DataLoss(param_path + " is empty");
   auto reader = std::make_unique<Reader>(graph_path);
   Status status = reader->ReadGraph(graph.value());
-  if (!status.ok()) return InFile(graph_path, status);
+  if (!status.ok()) return weights::InFile(graph_path, status);
 
   Result<weights::Mapping> mapped = weights::Mapping::File(param.value(), param_path);
   if (!mapped.ok()) return mapped.status();
   const unsigned char* data = mapped->data();
   status = CheckParamHeader(reader->file(), data, param->bytes);
-  if (!status.ok()) return InFile(param_path, status);
+  if (!status.ok()) return weights::InFile(param_path, status);
   status = reader->MakeViews(data);
-  if (!status.ok()) return InFile(graph_path, status);
+  if (!status.ok()) return weights::InFile(graph_path, status);
   reader->Keep(std::move(mapped).value(), param_path);
   if (verify) {
     status = weights::VerifyTensors(reader->file(), data, &reader->mapping(), pool);
-    if (!status.ok()) return InFile(param_path, status);
+    if (!status.ok()) return weights::InFile(param_path, status);
   }
   AS_RETURN_IF_ERROR(reader->CheckViews());
   return std::unique_ptr<ModelReader>(std::move(reader));
@@ -264,19 +260,19 @@ Result<std::unique_ptr<ModelReader>> ModelReader::OpenImage(std::shared_ptr<cons
   const std::string source = "memory image";
   auto reader = std::make_unique<Reader>(source);
   Status status = reader->ReadGraph(image->graph());
-  if (!status.ok()) return InFile(source + " (graph)", status);
+  if (!status.ok()) return weights::InFile(source + " (graph)", status);
   const unsigned char* data = image->param();
   constexpr uintptr_t kImageAlignment = 64;
   if (data == nullptr || reinterpret_cast<uintptr_t>(data) % kImageAlignment != 0) {
     return Status::InvalidArgument("memory image: the parameters must be 64-byte aligned");
   }
   status = CheckParamHeader(reader->file(), data, image->param_bytes());
-  if (!status.ok()) return InFile(source + " (parameters)", status);
+  if (!status.ok()) return weights::InFile(source + " (parameters)", status);
   status = reader->MakeViews(data);
-  if (!status.ok()) return InFile(source + " (graph)", status);
+  if (!status.ok()) return weights::InFile(source + " (graph)", status);
   if (verify) {
     status = weights::VerifyTensors(reader->file(), data, nullptr, pool);
-    if (!status.ok()) return InFile(source + " (parameters)", status);
+    if (!status.ok()) return weights::InFile(source + " (parameters)", status);
   }
   reader->Keep(std::move(image));
   return std::unique_ptr<ModelReader>(std::move(reader));

@@ -409,6 +409,22 @@ esac
     assert header.read_text() == "#include <vector>\n"
 
 
+@needs_compiler
+def test_sources_that_are_compiled_at_once_are_read_one_by_one(tmp_path: Path) -> None:
+    unity = tmp_path / "Unity"
+    unity.mkdir()
+    (tmp_path / "a.cc").write_text("#include <vector>\nstd::vector<int> a;\n")
+    (tmp_path / "b.cc").write_text("std::vector<int> b;\n")  # builds after a.cc alone
+    name = unity / "unity_0_cxx.cxx"
+    name.write_text("".join(f'#include "{tmp_path}/{part}.cc"\n' for part in "ab"))
+    command = f"{COMPILER} -o x.o -c {name}"
+    entry = {"directory": str(tmp_path), "file": str(name), "command": command}
+    (tmp_path / "compile_commands.json").write_text(json.dumps([entry]))
+    result = run("check_clang.py", tmp_path, COMPILER)
+    assert result.returncode == 1 and "b.cc" in result.stdout
+    assert result.stdout.endswith("check_clang: 2 source(s), 1 with problems\n")
+
+
 @pytest.mark.parametrize("database", [None, "[]"])
 def test_no_sources_are_a_problem(tmp_path: Path, database: str | None) -> None:
     if database is not None:

@@ -218,7 +218,7 @@ void Attention(const AttentionArgs& args) noexcept {
 }
 
 template <typename Head>
-void FillType(KernelTable& table, DType cache) {
+void FillCache(KernelTable& table, DType cache) {
   const int i = static_cast<int>(cache);
   table.kv_write[i] = KvWrite<Head>;
   table.attention[i][static_cast<int>(DType::kFloat32)] = Attention<Head, float>;
@@ -228,11 +228,11 @@ void FillType(KernelTable& table, DType cache) {
 }  // namespace
 
 void FillAttentionReference(KernelTable& table) noexcept {
-  FillType<FloatHead<float>>(table, DType::kFloat32);
-  FillType<FloatHead<BFloat16>>(table, DType::kBFloat16);
-  FillType<QuantizedHead<8, 8>>(table, DType::kInt8);
-  FillType<QuantizedHead<4, 4>>(table, DType::kUInt4);
-  FillType<QuantizedHead<8, 4>>(table, DType::kInt8UInt4);
+  FillCache<FloatHead<float>>(table, DType::kFloat32);
+  FillCache<FloatHead<BFloat16>>(table, DType::kBFloat16);
+  FillCache<QuantizedHead<8, 8>>(table, DType::kInt8);
+  FillCache<QuantizedHead<4, 4>>(table, DType::kUInt4);
+  FillCache<QuantizedHead<8, 4>>(table, DType::kInt8UInt4);
 }
 
 }  // namespace allspark::kernels

@@ -23,9 +23,9 @@ Range PartOf(int64_t count, int64_t granule, int64_t part, int64_t parts) {
 // on the pool, once or more for each. `args` lacks only the result's address; `row` is the part's
 // first row.
 template <class Run>
-void ForEachPart(const kernels::KernelTable& kernels, ThreadPool& pool, const ConstMatrix& x,
-                 const LinearWeight& w, int64_t panels, std::span<const kernels::LowRank> low_rank,
-                 const Run& run) {
+void ForEachPiece(const kernels::KernelTable& kernels, ThreadPool& pool, const ConstMatrix& x,
+                  const LinearWeight& w, int64_t panels, std::span<const kernels::LowRank> low_rank,
+                  const Run& run) {
   const bool serial = x.rows * w.n <= kSerialLinearWork / w.k;
   const LinearSplit split = serial ? LinearSplit{}
                                    : SplitLinear(x.rows, panels, pool.num_threads(),
@@ -117,23 +117,23 @@ LinearSplit SplitLinear(int64_t rows, int64_t panels, int64_t num_threads, int64
 void CpuOps::Linear(const ConstMatrix& x, const LinearWeight& w, bool accumulate, const Matrix& y,
                     std::span<const kernels::LowRank> low_rank) {
   const auto gemm = kernels_.gemm[cpu::Slot(w.dtype)][cpu::Slot(x.dtype)];
-  cpu::ForEachPart(kernels_, pool_, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
-                   [&](kernels::GemmArgs& args, int64_t row) {
-                     args.c = static_cast<float*>(cpu::RowAt(y, row));
-                     args.ldc = y.ld;
-                     args.accumulate = accumulate;
-                     gemm(args);
-                   });
+  cpu::ForEachPiece(kernels_, pool_, x, w, CeilDiv(w.n, kernels::kPanelColumns), low_rank,
+                    [&](kernels::GemmArgs& args, int64_t row) {
+                      args.c = static_cast<float*>(cpu::RowAt(y, row));
+                      args.ldc = y.ld;
+                      args.accumulate = accumulate;
+                      gemm(args);
+                    });
 }
 
 void CpuOps::FusedLinear(const ConstMatrix& x, const LinearWeight& w,
                          kernels::Activation activation, bool gated, const Matrix& y,
                          std::span<const kernels::LowRank> low_rank) {
   const auto kernel = kernels_.gemm_gated[cpu::Slot(w.dtype)][cpu::Slot(x.dtype)];
-  cpu::ForEachPart(kernels_, pool_, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
-                   [&](const kernels::GemmArgs& args, int64_t row) {
-                     kernel({args, cpu::RowAt(y, row), y.ld, y.dtype, activation, gated});
-                   });
+  cpu::ForEachPiece(kernels_, pool_, x, w, CeilDiv(y.cols, kernels::kPanelColumns), low_rank,
+                    [&](const kernels::GemmArgs& args, int64_t row) {
+                      kernel({args, cpu::RowAt(y, row), y.ld, y.dtype, activation, gated});
+                    });
 }
 
 }  // namespace allspark

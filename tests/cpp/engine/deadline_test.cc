@@ -11,7 +11,7 @@
 namespace allspark::testing {
 namespace {
 
-constexpr int64_t kShortMs = 30;
+constexpr int64_t kDeadlineMs = 30;
 // Long enough for any machine, and short enough that a hanging test is noticed.
 constexpr int64_t kLongMs = 60000;
 
@@ -43,9 +43,9 @@ TEST_F(DeadlineTest, ARunningRequestEndsWithWhatItHas) {
   const Ids whole = Run({1, 2, 3}, Greedy(250));
   SlowSteps();
   const auto begin = std::chrono::steady_clock::now();
-  const StartedRequest request = Start({1, 2, 3}, Timed(250, kShortMs));
+  const StartedRequest request = Start({1, 2, 3}, Timed(250, kDeadlineMs));
   ExpectExpired(request);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(kShortMs));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(kDeadlineMs));
   const Ids ids = ReadAll(*request.queue);
   EXPECT_LT(ids.size(), whole.size());
   EXPECT_EQ(ids, Ids(whole.begin(), whole.begin() + static_cast<int64_t>(ids.size())));
@@ -70,7 +70,7 @@ TEST_F(DeadlineTest, AWaitingRequestEndsInItsQueue) {
   SlowSteps();
   const StartedRequest running = Start({1, 2, 3}, Greedy(200));
   const StartedRequest patient = Start({4, 5}, Timed(3, kLongMs));
-  const StartedRequest waiting = Start({4, 5}, Timed(3, kShortMs));
+  const StartedRequest waiting = Start({4, 5}, Timed(3, kDeadlineMs));
   ExpectExpired(waiting);
   EXPECT_EQ(waiting.queue->GeneratedLength(), 0u);
   EXPECT_FALSE(waiting.queue->Get().has_value());
@@ -86,10 +86,10 @@ TEST_F(DeadlineTest, APromptThatIsHalfComputedIsGivenUp) {
   hook_.Set([&](const StepEvent& event) {
     // The prompt takes 7 chunks of 32; the second outlasts the deadline.
     if (event.phase == StepPhase::kBegin && ++begun == 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2 * kShortMs));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2 * kDeadlineMs));
     }
   });
-  GenerationConfig config = Timed(5, kShortMs);
+  GenerationConfig config = Timed(5, kDeadlineMs);
   config.prompt_only = true;
   const StartedRequest prompt_only = Start(Ids(200, 3), config);
   ExpectExpired(prompt_only);
@@ -117,7 +117,7 @@ TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyElseAndNobodyBeyondADeadline
   ASSERT_OK(engine_->StartModel("m"));
   auto silent = std::make_shared<FunctionMask>([](FunctionMask&, int32_t) {});
   const StartedRequest guided =
-      *engine_->StartRequest("m", Ids{1, 2}, Timed(9, 8 * kShortMs), silent);
+      *engine_->StartRequest("m", Ids{1, 2}, Timed(9, 8 * kDeadlineMs), silent);
   GenerationConfig search = Greedy(9);
   search.num_beams = 3;
   search.repetition_penalty = 1.5;
@@ -135,9 +135,9 @@ TEST_F(DeadlineTest, AMaskThatDoesNotComeHoldsNobodyElseAndNobodyBeyondADeadline
 TEST_F(DeadlineTest, AGroupEndsAsAWhole) {
   InstallAndStart(SmallConfig());
   SlowSteps();
-  GenerationConfig search = Timed(200, kShortMs);
+  GenerationConfig search = Timed(200, kDeadlineMs);
   search.num_beams = search.num_return_sequences = 3;
-  GenerationConfig samples = Timed(200, kShortMs);
+  GenerationConfig samples = Timed(200, kDeadlineMs);
   samples.do_sample = true;
   samples.best_of = samples.num_return_sequences = 3;
   samples.seed = 4;

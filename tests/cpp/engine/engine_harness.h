@@ -81,6 +81,16 @@ inline GenerationConfig Greedy(int64_t max_new_tokens) {
   return config;
 }
 
+// Drawn from the whole vocabulary.
+inline GenerationConfig Drawn(int64_t max_new_tokens, int64_t seed) {
+  GenerationConfig config;
+  config.max_new_tokens = max_new_tokens;
+  config.temperature = 1.5;
+  config.top_k = 0;
+  config.seed = seed;
+  return config;
+}
+
 inline Ids RandomPrompt(std::mt19937& rng, int64_t length, int64_t vocab_size) {
   Ids ids(static_cast<size_t>(length));
   for (int64_t& id : ids) id = static_cast<int64_t>(rng() % static_cast<uint64_t>(vocab_size));

@@ -11,14 +11,14 @@ namespace allspark::testing {
 namespace {
 
 // Everything that a queue gave; each tensor's rows are joined.
-struct Outcome {
+struct QueueOutputs {
   Ids tokens;
   std::map<std::string, std::vector<float>> tensors;
   std::map<std::string, int64_t> cols;
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<std::pair<int64_t, float>>> prompt_top;
 
-  bool operator==(const Outcome&) const = default;
+  bool operator==(const QueueOutputs&) const = default;
   int64_t rows(const std::string& name) const {
     return static_cast<int64_t>(tensors.at(name).size()) / cols.at(name);
   }
@@ -32,7 +32,7 @@ struct Outcome {
   }
 };
 
-void Take(const GeneratedElements& elements, Outcome& outcome) {
+void Take(const GeneratedElements& elements, QueueOutputs& outcome) {
   const Ids& ids = elements.ids_from_generate;
   outcome.tokens.insert(outcome.tokens.end(), ids.begin(), ids.end());
   for (const auto& map : elements.tensors_from_model_inference) {
@@ -51,8 +51,8 @@ void Take(const GeneratedElements& elements, Outcome& outcome) {
   outcome.prompt_top.insert(outcome.prompt_top.end(), top.begin(), top.end());
 }
 
-Outcome ReadOutcome(ResultQueue& queue) {
-  Outcome outcome;
+QueueOutputs ReadOutcome(ResultQueue& queue) {
+  QueueOutputs outcome;
   while (auto elements = queue.Get()) Take(*elements, outcome);
   return outcome;
 }
@@ -76,7 +76,7 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   InstallAndStart(SmallConfig());
   const Ids prompt = RandomPrompt(rng_, 70, vocab_size_);  // of three chunks
   const StartedRequest request = Start(prompt, Everything(Greedy(10)));
-  Outcome outcome;
+  QueueOutputs outcome;
   while (auto elements = request.queue->Get()) {
     Take(*elements, outcome);
     for (const char* name : {"logits", "hidden_states", "inputs_embedding"}) {
@@ -97,7 +97,7 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   Ids all = prompt;
   all.insert(all.end(), outcome.tokens.begin(), outcome.tokens.end() - 1);
   const StartedRequest again = Start(all, Everything(PromptOnly()));
-  const Outcome same = ReadOutcome(*again.queue);
+  const QueueOutputs same = ReadOutcome(*again.queue);
   EXPECT_TRUE(same.tokens.empty());
   for (const char* name : {"logits", "hidden_states", "inputs_embedding"}) {
     EXPECT_EQ(same.tensors.at(name), outcome.tensors.at(name)) << name;
@@ -116,7 +116,7 @@ TEST_F(EngineTest, TensorsHaveARowForEveryTokenButTheLast) {
   generation.output_logits = generation.output_last_hidden_state = OutputRows::kGeneration;
   generation.logit_bias = {
       {outcome.tokens[0], 0.25}};  // The bias is not in the rows: they are as the model gave them.
-  const Outcome tail = ReadOutcome(*Start(prompt, generation).queue);
+  const QueueOutputs tail = ReadOutcome(*Start(prompt, generation).queue);
   EXPECT_EQ(tail.tokens, outcome.tokens);
   EXPECT_EQ(tail.tensors.size(), 2u);
   EXPECT_EQ(tail.tensors.at("logits"), outcome.Tail("logits", 10));
@@ -132,14 +132,14 @@ TEST_F(EngineTest, EmbeddingsArePooledHiddenStates) {
   const Ids prompt = RandomPrompt(rng_, 45, vocab_size_);
   GenerationConfig states = PromptOnly();
   states.output_last_hidden_state = OutputRows::kAll;
-  const Outcome hidden = ReadOutcome(*Start(prompt, states).queue);
+  const QueueOutputs hidden = ReadOutcome(*Start(prompt, states).queue);
   ASSERT_EQ(hidden.rows("hidden_states"), 45);
   for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
     for (const bool normalize : {false, true}) {
       GenerationConfig config = PromptOnly();
       config.pooling = pooling;
       config.normalize = normalize;
-      const Outcome pooled = ReadOutcome(*Start(prompt, config).queue);
+      const QueueOutputs pooled = ReadOutcome(*Start(prompt, config).queue);
       ASSERT_EQ(pooled.rows("embedding"), 1);
       std::vector<float> expected = hidden.Row("hidden_states", 44);
       double squares = 0;
@@ -187,7 +187,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
     hook_.loop_gate.Close();
     EXPECT_OK(engine_->StartModel("m"));
     if (!together) hook_.loop_gate.Open();
-    std::vector<Outcome> outcomes;
+    std::vector<QueueOutputs> outcomes;
     std::vector<StartedRequest> requests;
     for (size_t i = 0; i < prompts.size(); ++i) {
       requests.push_back(Start(prompts[i], configs[i]));
@@ -202,7 +202,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   RuntimeConfig alone = SmallConfig();
   alone.engine_max_batch = 1;
   alone.num_threads = 1;
-  const std::vector<Outcome> expected = run(alone, false);
+  const std::vector<QueueOutputs> expected = run(alone, false);
   RuntimeConfig tight = SmallConfig();
   tight.num_blocks = 16;
   RuntimeConfig small_chunks = SmallConfig(), large_chunks = SmallConfig();
@@ -210,7 +210,7 @@ TEST_F(EngineTest, OutputsAreTheSameBitsUnderAnyLoad) {
   large_chunks.engine_max_prefill_length = 256;
   large_chunks.engine_max_batch = 24;
   for (const RuntimeConfig& config : {tight, small_chunks, large_chunks}) {
-    const std::vector<Outcome> outcomes = run(config, true);
+    const std::vector<QueueOutputs> outcomes = run(config, true);
     const EngineStat stat = *engine_->GetEngineStat("m");
     EXPECT_EQ(stat.num_preemptions > 0, config.num_blocks > 0);
     if (config.engine_max_prefill_length != 7) {
@@ -255,7 +255,7 @@ TEST_F(EngineTest, APromptAloneEndsWithItsLength) {
   config.max_new_tokens = config.min_new_tokens = 5;
   config.prompt_lookup_num_tokens = 4;
   config.prompt_logprobs = true;
-  const Outcome outcome = ReadOutcome(*Start({1, 2, 3}, config).queue);
+  const QueueOutputs outcome = ReadOutcome(*Start({1, 2, 3}, config).queue);
   EXPECT_TRUE(outcome.tokens.empty());
   EXPECT_EQ(outcome.prompt_logprobs.size(), 2u);
 

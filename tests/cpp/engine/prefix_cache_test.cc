@@ -15,14 +15,6 @@ Ids Join(Ids ids, const Ids& more) {
   return ids;
 }
 
-GenerationConfig Drawn(int64_t max_new_tokens, int64_t seed) {
-  GenerationConfig config;
-  config.max_new_tokens = max_new_tokens;
-  config.temperature = 1.5;
-  config.seed = seed;
-  return config;
-}
-
 class PrefixCacheTest : public EngineTest {
  protected:
   // Runs a request to its end; returns how many tokens of its prompt were found.

@@ -32,15 +32,6 @@ struct Outcome {
   }
 };
 
-GenerationConfig Drawn(int64_t seed, int64_t max_new_tokens = 60) {
-  GenerationConfig config;
-  config.seed = seed;
-  config.temperature = 1.5;
-  config.top_k = 0;
-  config.max_new_tokens = max_new_tokens;
-  return config;
-}
-
 // Begins in the state after `last_token`; allows another third after each token.
 std::shared_ptr<FunctionMask> ThirdsMaskAfter(int64_t last_token) {
   return std::make_shared<FunctionMask>([last_token](FunctionMask& mask, int32_t token) {
@@ -92,8 +83,8 @@ class ResumeTest : public EngineTest {
 
 // Configs with every option that depends on the output, or on where it began.
 std::vector<GenerationConfig> Configs(const Ids& words) {
-  std::vector<GenerationConfig> configs{Greedy(60), Drawn(3)};
-  GenerationConfig config = Drawn(4);
+  std::vector<GenerationConfig> configs{Greedy(60), Drawn(60, 3)};
+  GenerationConfig config = Drawn(60, 4);
   config.repetition_penalty = 1.4;
   config.suppress_repetition_in_generation = true;
   config.frequency_penalty = 0.7;
@@ -102,7 +93,7 @@ std::vector<GenerationConfig> Configs(const Ids& words) {
   config.logprobs = true;
   config.top_logprobs = 4;
   configs.push_back(config);
-  config = Drawn(5);
+  config = Drawn(60, 5);
   config.logprobs = true;
   config.logprobs_mode = LogprobsMode::kRaw;
   config.min_new_tokens = 40;
@@ -120,10 +111,10 @@ std::vector<GenerationConfig> Configs(const Ids& words) {
   config.stop_words_ids = {Ids(8, words[0]), Ids(8, words[1])};
   config.min_new_tokens = 20;
   configs.push_back(config);
-  config = Drawn(6);
+  config = Drawn(60, 6);
   config.prompt_lookup_num_tokens = 6;
   configs.push_back(config);
-  config = Drawn(7, 0);
+  config = Drawn(0, 7);
   config.max_length = 150;
   config.min_length = 100;
   config.eos_token_id = words[4];
@@ -175,7 +166,7 @@ TEST_F(ResumeTest, AStoppedRequestCostsItsLastBlock) {
   });
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
-  stopped = Start(prompt, Drawn(9, 100));
+  stopped = Start(prompt, Drawn(100, 9));
   hook_.loop_gate.Open();
   const Ids output = ReadAll(*stopped->queue);
   EXPECT_EQ(stopped->queue->finish_reason(), FinishReason::kCancelled);
@@ -185,10 +176,10 @@ TEST_F(ResumeTest, AStoppedRequestCostsItsLastBlock) {
 
   const auto known = static_cast<int64_t>(prompt.size() + output.size());
   const int64_t before = engine_->GetEngineStat("m")->total_prefill_token;
-  const Outcome rest = Read(Resume(prompt, output, output.size(), Drawn(9, 100)));
+  const Outcome rest = Read(Resume(prompt, output, output.size(), Drawn(100, 9)));
   EXPECT_EQ(rest.tokens.size(), 100 - output.size());
   EXPECT_EQ(num_cached_, (known - 1) / 16 * 16);
-  const Outcome whole = Read(Start(prompt, Drawn(9, 100)));
+  const Outcome whole = Read(Start(prompt, Drawn(100, 9)));
   EXPECT_EQ(*engine_->FindPrefix("m", prompt), 48);
   const int64_t prefilled = engine_->GetEngineStat("m")->total_prefill_token - before;
   EXPECT_EQ(prefilled, known - num_cached_ - (known - 1) / 16 * 16 + 50);
@@ -207,7 +198,7 @@ TEST_F(ResumeTest, InterruptedRequestsComeToTheirEnds) {
   };
   std::vector<Job> jobs;
   for (int i = 0; i < 8; ++i) {
-    jobs.push_back({Prompt(40), {}, i % 2 == 0 ? Greedy(120) : Drawn(i, 120), {}});
+    jobs.push_back({Prompt(40), {}, i % 2 == 0 ? Greedy(120) : Drawn(120, i), {}});
     jobs.back().config.frequency_penalty = 0.5;
   }
   for (Job& job : jobs) job.request = Start(job.prompt, job.config);
@@ -228,12 +219,13 @@ TEST_F(ResumeTest, InterruptedRequestsComeToTheirEnds) {
 TEST_F(ResumeTest, AGuidedRequestGoesOnWithAMaskThatKnowsTheOutput) {
   InstallAndStart(SmallConfig());
   const Ids prompt = Prompt(20);
-  const StartedRequest guided = *engine_->StartRequest("m", prompt, Drawn(11), ThirdsMaskAfter(-1));
+  const StartedRequest guided =
+      *engine_->StartRequest("m", prompt, Drawn(60, 11), ThirdsMaskAfter(-1));
   const Outcome whole = Read(guided);
   ASSERT_EQ(whole.tokens.size(), 60u);
   for (const size_t count : {size_t{1}, size_t{31}}) {
     const auto mask = ThirdsMaskAfter(whole.tokens[count - 1]);
-    EXPECT_EQ(Read(Resume(prompt, whole.tokens, count, Drawn(11), mask)), whole.Rest(count));
+    EXPECT_EQ(Read(Resume(prompt, whole.tokens, count, Drawn(60, 11), mask)), whole.Rest(count));
   }
 }
 

@@ -16,13 +16,13 @@ struct Options {
 
 // One problem, its data and its packed weight.
 template <class T>
-struct Problem {
+struct GemmCase {
   int64_t m, n, k;
   Options options;
   std::vector<T> a, w, packed;
   std::vector<float> bias, c;
 
-  Problem(int64_t rows, int64_t cols, int64_t depth, Options o, uint32_t seed)
+  GemmCase(int64_t rows, int64_t cols, int64_t depth, Options o, uint32_t seed)
       : m(rows), n(cols), k(depth), options(o) {
     Data data(seed);
     a = data.Vector<T>(m * lda() + 1);
@@ -55,7 +55,7 @@ struct Problem {
 };
 
 template <class T>
-void ExpectCorrect(const KernelTable& table, const Problem<T>& p) {
+void ExpectCorrect(const KernelTable& table, const GemmCase<T>& p) {
   SCOPED_TRACE(::testing::Message() << table.name << " m=" << p.m << " n=" << p.n << " k=" << p.k
                                     << " bf16=" << kIsBf16<T>);
   std::vector<float> out = p.c;
@@ -96,7 +96,7 @@ void TestShapes(const KernelTable& table) {
       options.accumulate = seed % 3 == 0;
       options.pad_a = seed % 5;
       options.pad_c = seed % 7;
-      ExpectCorrect(table, Problem<T>(m, n, k, options, seed));
+      ExpectCorrect(table, GemmCase<T>(m, n, k, options, seed));
       ++seed;
     }
   }
@@ -105,11 +105,11 @@ TEST_P(GemmTest, MatchesTheSumsFloat32) { TestShapes<float>(table()); }
 TEST_P(GemmTest, MatchesTheSumsBFloat16) { TestShapes<BFloat16>(table()); }
 
 TEST_P(GemmTest, TakesAnOddNumberOfKInFloat32) {
-  for (int64_t k : {1, 3, 7, 257}) ExpectCorrect(table(), Problem<float>(5, 70, k, {}, 9));
+  for (int64_t k : {1, 3, 7, 257}) ExpectCorrect(table(), GemmCase<float>(5, 70, k, {}, 9));
 }
 
 TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
-  Problem<float> p(3, 20, 0, {.bias = true, .accumulate = true}, 4);
+  GemmCase<float> p(3, 20, 0, {.bias = true, .accumulate = true}, 4);
   std::vector<float> out = p.c;
   table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out));
   for (int64_t i = 0; i < 60; ++i) {
@@ -120,8 +120,8 @@ TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
 
 // Rows [begin, end) of a problem as a problem of their own must give the same bits.
 template <class T>
-void ExpectRowsAlone(const KernelTable& table, const Problem<T>& p, const std::vector<float>& whole,
-                     int64_t begin, int64_t end) {
+void ExpectRowsAlone(const KernelTable& table, const GemmCase<T>& p,
+                     const std::vector<float>& whole, int64_t begin, int64_t end) {
   std::vector<float> out = p.c;
   GemmArgs args = p.Args(out);
   args.a = p.a.data() + 1 + begin * p.lda();
@@ -138,7 +138,7 @@ void ExpectRowsAlone(const KernelTable& table, const Problem<T>& p, const std::v
 template <class T>
 void TestRowsAreIndependent(const KernelTable& table) {
   for (int64_t k : {24, 1030}) {
-    const Problem<T> p(70, 113, k, {.bias = true, .accumulate = true, .pad_a = 3}, 11);
+    const GemmCase<T> p(70, 113, k, {.bias = true, .accumulate = true, .pad_a = 3}, 11);
     std::vector<float> whole = p.c;
     table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
     for (int64_t m = 0; m < p.m; ++m) ExpectRowsAlone(table, p, whole, m, m + 1);
@@ -153,7 +153,7 @@ TEST_P(GemmTest, ARowDependsOnNoOtherBFloat16) { TestRowsAreIndependent<BFloat16
 template <class T>
 void TestManyRows(const KernelTable& table) {
   for (int64_t k : {64, 1126}) {
-    const Problem<T> p(300, 130, k, {.bias = true, .accumulate = true, .pad_a = 2}, 12);
+    const GemmCase<T> p(300, 130, k, {.bias = true, .accumulate = true, .pad_a = 2}, 12);
     std::vector<float> whole = p.c;
     table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
     for (const auto& [begin, end] :
@@ -167,7 +167,7 @@ TEST_P(GemmTest, ManyRowsGiveTheBitsOfFewBFloat16) { TestManyRows<BFloat16>(tabl
 
 template <class T>
 void TestPanelSplits(const KernelTable& table) {
-  const Problem<T> p(9, 300, 130, {.bias = true, .accumulate = true}, 12);
+  const GemmCase<T> p(9, 300, 130, {.bias = true, .accumulate = true}, 12);
   std::vector<float> whole = p.c, split = p.c;
   table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
   const int64_t ranges[][2] = {{3, 5}, {0, 1}, {1, 1}, {1, 3}};
@@ -187,7 +187,7 @@ void TestStrips(const KernelTable& table) {
   for (const int64_t m : {1, 2, 6, 7, 13, 16}) {
     for (const int64_t n : {1, 40, 64, 130}) {
       for (const int64_t k : {2, 130, 1026}) {
-        const Problem<T> p(m, n, k, {.bias = true, .accumulate = n == 64, .pad_a = 1}, 12);
+        const GemmCase<T> p(m, n, k, {.bias = true, .accumulate = n == 64, .pad_a = 1}, 12);
         std::vector<float> whole = p.c, split = p.c;
         table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(whole));
         ForStrips(p.Args(split), table.gemm[kSlotOf<T>][kSlotOf<T>]);
@@ -204,11 +204,11 @@ TEST_P(GemmTest, PanelsMayBeCutIntoStripsBFloat16) { TestStrips<BFloat16>(table(
 template <class T>
 void TestColumnTails(const KernelTable& table) {
   const int64_t k = 258, m = 8;
-  Problem<T> wide(m, 64, k, {}, 13);
+  GemmCase<T> wide(m, 64, k, {}, 13);
   std::vector<float> expected = wide.c;
   table.gemm[kSlotOf<T>][kSlotOf<T>](wide.Args(expected));
   for (int64_t n = 1; n < 64; n += 5) {
-    Problem<T> narrow(m, n, k, {}, 13);
+    GemmCase<T> narrow(m, n, k, {}, 13);
     narrow.a = wide.a;
     for (int64_t row = 0; row < k; ++row) {
       for (int64_t col = 0; col < n; ++col) {
@@ -232,7 +232,7 @@ template <class T>
 void TestNarrowPanels(const KernelTable& table) {
   for (const int64_t m : {1, 4, 13, 70}) {
     for (const int64_t n : {1, 16, 24, 48, 130}) {
-      const Problem<T> p(m, n, 1030, {.accumulate = n == 24, .pad_a = 2}, 17);
+      const GemmCase<T> p(m, n, 1030, {.accumulate = n == 24, .pad_a = 2}, 17);
       std::vector<float> wide = p.c, narrow = p.c;
       table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(wide));
       const std::vector<T> packed = Pack(p.w, p.k, n, kNarrowPanelColumns);
@@ -263,7 +263,7 @@ void TestLowRank(const KernelTable& table) {
   // hold the adapter's first rows in the appended weight.
   const int64_t k = IsAmx(table) ? 64 : 66, rank = 16, n = 190;
   for (const int64_t m : {1, 7, 130, 280}) {
-    const Problem<T> whole(m, n, k + rank, {.bias = true, .accumulate = true}, 19);
+    const GemmCase<T> whole(m, n, k + rank, {.bias = true, .accumulate = true}, 19);
     const auto rows_of = [&](int64_t begin, int64_t count) {
       return std::vector<T>(whole.w.begin() + begin * n, whole.w.begin() + (begin + count) * n);
     };
@@ -312,7 +312,7 @@ TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
   if (amx == nullptr || !IsAmx(*TestTables().back()) || TestTables().back() == amx) {
     GTEST_SKIP() << "no AMX, or no emulation of it";
   }
-  const Problem<BFloat16> p(70, 130, 1030, {.bias = true, .accumulate = true}, 23);
+  const GemmCase<BFloat16> p(70, 130, 1030, {.bias = true, .accumulate = true}, 23);
   std::vector<float> real = p.c, emulated = p.c;
   constexpr int kSlot = kSlotOf<BFloat16>;
   amx->gemm[kSlot][kSlot](p.Args(real));
@@ -326,7 +326,7 @@ TEST(MmlaTest, BFloat16HasTheBitsOfTheDotProduct) {
   constexpr int kSlot = kSlotOf<BFloat16>;
   for (int64_t m = 1; m <= 20; ++m) {
     for (int64_t k : {2, 6, 8, 14, 64, 1030}) {
-      const Problem<BFloat16> p(m, 50 + 5 * m, k, {.accumulate = m % 2 == 0}, 24);
+      const GemmCase<BFloat16> p(m, 50 + 5 * m, k, {.accumulate = m % 2 == 0}, 24);
       std::vector<float> got = p.c, want = p.c;
       mmla->gemm[kSlot][kSlot](p.Args(got));
       dot->gemm[kSlot][kSlot](p.Args(want));
@@ -337,7 +337,7 @@ TEST(MmlaTest, BFloat16HasTheBitsOfTheDotProduct) {
 }
 
 TEST_P(GemmTest, ScalesRowsBeforeTheyAreAdded) {
-  const Problem<BFloat16> p(3, 20, 64, {.accumulate = true}, 18);
+  const GemmCase<BFloat16> p(3, 20, 64, {.accumulate = true}, 18);
   std::vector<float> product(p.c.size()), scaled = p.c;
   GemmArgs args = p.Args(product);
   args.accumulate = false;
@@ -364,7 +364,7 @@ void TestGated(const KernelTable& table) {
   if (gated == nullptr) GTEST_SKIP() << table.name << " has no gated GEMM";
   const int64_t cols = 2 * kPanelColumns;
   for (int64_t m : {1, 5, 130, 280}) {
-    const Problem<T> p(m, 2 * cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
+    const GemmCase<T> p(m, 2 * cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
     std::vector<float> both = p.c;
     table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(both));
     for (int act = 0; act < 4; ++act) {
@@ -406,7 +406,7 @@ void TestActivated(const KernelTable& table) {
   if (gemm == nullptr) GTEST_SKIP() << table.name << " has no GEMM with activation";
   for (const int64_t cols : {1, 20, 128, 203}) {
     for (const int64_t m : {1, 5, 130}) {
-      const Problem<T> p(m, cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
+      const GemmCase<T> p(m, cols, 66, {.bias = m > 1, .pad_a = 2}, 16);
       std::vector<float> product = p.c;
       table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(product));
       for (int act = 0; act < 4; ++act) {
@@ -445,7 +445,7 @@ TEST_P(GemmTest, Float16WeightsGiveTheBitsOfTheirFloat32) {
         SCOPED_TRACE(::testing::Message()
                      << table().name << " m=" << m << " n=" << n << " k=" << k);
         const bool accumulate = n == 64;
-        Problem<float> p(m, n, k, {.bias = true, .accumulate = accumulate, .pad_a = 1}, 25);
+        GemmCase<float> p(m, n, k, {.bias = true, .accumulate = accumulate, .pad_a = 1}, 25);
         std::vector<Float16> halves(p.w.size());
         for (size_t i = 0; i < halves.size(); ++i) {
           Set(&halves[i], p.w[i]);
@@ -495,7 +495,7 @@ TEST_P(GemmTest, Float16WeightsGiveTheBitsOfTheirFloat32) {
 }
 
 TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
-  Problem<float> p(7, 70, 33, {}, 14);
+  GemmCase<float> p(7, 70, 33, {}, 14);
   std::vector<float> clean = p.c;
   table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(clean));
   p.a[static_cast<size_t>(1 + 3 * p.lda() + 5)] = kNan;
@@ -515,7 +515,7 @@ TEST_P(GemmTest, NanAndInfinityStayInTheirRow) {
 }
 
 TEST_P(GemmTest, ZeroRowsGiveZero) {
-  Problem<BFloat16> p(4, 66, 64, {}, 15);
+  GemmCase<BFloat16> p(4, 66, 64, {}, 15);
   for (BFloat16& x : p.a) x = {0};
   std::vector<float> out = p.c;
   table().gemm[kSlotOf<BFloat16>][kSlotOf<BFloat16>](p.Args(out));

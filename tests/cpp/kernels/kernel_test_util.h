@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/kernel_table.h"
+#include "support/constants.h"
 #include "support/test_tables.h"
 #include "support/tolerances.h"
 
@@ -19,14 +20,14 @@ namespace allspark::kernels {
 
 using allspark::testing::DotBound;
 
-inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-inline constexpr float kInf = std::numeric_limits<float>::infinity();
-
 using testing::HasBf16Products;
 using testing::IsAmx;
+using testing::kInf;
+using testing::kNan;
 
 // Every table this processor can run, and the emulated ones.
 inline const testing::KernelTables& TestTables() { return testing::AllTestTables(); }
+inline const KernelTable& Reference() { return *FindTable("reference"); }
 
 class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
  protected:

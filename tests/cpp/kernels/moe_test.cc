@@ -9,8 +9,6 @@
 namespace allspark::kernels {
 namespace {
 
-const KernelTable& Reference() { return *FindTable("reference"); }
-
 class MoeTest : public KernelTest {};
 
 struct RouteCase {

@@ -95,7 +95,7 @@ std::vector<T> PackGroups(const std::vector<T>& x, int64_t groups, int64_t n,
   return packed;
 }
 
-struct Problem {
+struct QuantizedCase {
   Shape shape;
   std::vector<float> x;              // [m][k]: activations before quantisation, or as they are
   std::vector<uint8_t> u, w, high;   // [k][n], and packed
@@ -110,7 +110,7 @@ struct Problem {
   std::vector<BFloat16> narrow;
   std::vector<float> bias, c;
 
-  Problem(const Shape& s, uint32_t seed) : shape(s) {
+  QuantizedCase(const Shape& s, uint32_t seed) : shape(s) {
     Data data(seed);
     x = data.Vector<float>(s.m * s.k);
     u.resize(static_cast<size_t>(s.k * s.n));
@@ -285,7 +285,7 @@ struct Problem {
   }
 };
 
-void ExpectCorrect(const KernelTable& table, const Problem& p) {
+void ExpectCorrect(const KernelTable& table, const QuantizedCase& p) {
   SCOPED_TRACE(Text(p.shape));
   const Shape& s = p.shape;
   const std::vector<float> out = p.Run(table);
@@ -406,7 +406,7 @@ using QuantizedTest = KernelTest;
 
 TEST_P(QuantizedTest, MatchesTheSums) {
   uint32_t seed = 1;
-  for (const Shape& shape : Shapes()) ExpectCorrect(table(), Problem(shape, seed++));
+  for (const Shape& shape : Shapes()) ExpectCorrect(table(), QuantizedCase(shape, seed++));
 }
 
 TEST_P(QuantizedTest, ARowDependsOnNoOther) {
@@ -414,7 +414,7 @@ TEST_P(QuantizedTest, ARowDependsOnNoOther) {
     if (shape.n > 70) continue;
     shape.m = 20;
     SCOPED_TRACE(Text(shape));
-    const Problem p(shape, 7);
+    const QuantizedCase p(shape, 7);
     const std::vector<float> whole = p.Run(table());
     for (const auto& [begin, rows] :
          {std::pair<int64_t, int64_t>{0, 1}, {19, 1}, {3, 2}, {5, 13}}) {
@@ -443,7 +443,7 @@ TEST_P(QuantizedTest, ManyRowsGiveTheBitsOfFew) {
   }
   for (const Shape& shape : shapes) {
     SCOPED_TRACE(Text(shape));
-    const Problem p(shape, 8);
+    const QuantizedCase p(shape, 8);
     const std::vector<float> whole = p.Run(table());
     for (const auto& [begin, rows] : {std::pair<int64_t, int64_t>{0, 1}, {250, 20}, {289, 1}}) {
       std::vector<float> out = p.c;
@@ -458,7 +458,7 @@ TEST_P(QuantizedTest, ManyRowsGiveTheBitsOfFew) {
 TEST_P(QuantizedTest, PanelsMayBeSplit) {
   for (const int bits : {8, 4}) {
     for (const Act act : {Act::kInt8, Act::kFloat32, Act::kBFloat16}) {
-      const Problem p({bits, act, 8, 300, 192, 64, true, true, true}, 12);
+      const QuantizedCase p({bits, act, 8, 300, 192, 64, true, true, true}, 12);
       const std::vector<float> whole = p.Run(table());
       std::vector<float> split = p.c;
       const DType dtype = WeightDType(p.shape);
@@ -477,7 +477,7 @@ TEST_P(QuantizedTest, PanelsMayBeCutIntoStrips) {
   for (Shape shape : Shapes()) {
     shape.m = std::min(shape.m, kMostStripRows);
     SCOPED_TRACE(Text(shape));
-    const Problem p(shape, 12);
+    const QuantizedCase p(shape, 12);
     const std::vector<float> whole = p.Run(table());
     std::vector<float> split = p.c;
     const DType dtype = WeightDType(shape);
@@ -496,7 +496,7 @@ TEST_P(QuantizedTest, NarrowPanelsGiveTheSameBits) {
     }
     shape.asymmetric = false;
     SCOPED_TRACE(Text(shape));
-    const Problem p(shape, 5);
+    const QuantizedCase p(shape, 5);
     const std::vector<uint8_t> w =
         PackIntegers(p.u, 8, shape.k, shape.n, /*width=*/kNarrowPanelColumns);
     std::vector<uint16_t> scales;
@@ -522,16 +522,16 @@ TEST_P(QuantizedTest, AdaptersGoOnWithTheSums) {
   const auto gemm = table().gemm[static_cast<int>(DType::kUInt8)][static_cast<int>(DType::kInt8)];
   for (const auto& [m, rank] :
        {std::pair<int64_t, int64_t>{1, 32}, {4, 32}, {7, 32}, {7, 1056}, {20, 32}, {130, 32}}) {
-    const Problem whole(Shape{.bits = 8,
-                              .act = Act::kInt8,
-                              .m = m,
-                              .n = n,
-                              .k = k + rank,
-                              .group_size = kSumBlock,
-                              .bias = true,
-                              .accumulate = true,
-                              .scale_group = kSumBlock},
-                        static_cast<uint32_t>(m));
+    const QuantizedCase whole(Shape{.bits = 8,
+                                    .act = Act::kInt8,
+                                    .m = m,
+                                    .n = n,
+                                    .k = k + rank,
+                                    .group_size = kSumBlock,
+                                    .bias = true,
+                                    .accumulate = true,
+                                    .scale_group = kSumBlock},
+                              static_cast<uint32_t>(m));
     const auto rows_of = [&](const auto& x, int64_t begin, int64_t count) {
       return std::decay_t<decltype(x)>(x.begin() + begin * n, x.begin() + (begin + count) * n);
     };
@@ -607,7 +607,7 @@ TEST_P(QuantizedTest, GatedGivesTheBitsOfBothSteps) {
       const auto gated = table().gemm_gated[weight][static_cast<int>(DTypeOf(act))];
       if (gated == nullptr) GTEST_SKIP() << table().name << " has no gated GEMM";
       for (const int64_t m : {1, 9, 100}) {
-        const Problem p({bits, act, m, 2 * cols, 192, 64, true, true}, 21);
+        const QuantizedCase p({bits, act, m, 2 * cols, 192, 64, true, true}, 21);
         std::vector<float> both = p.Run(table());
         std::vector<float> expected(static_cast<size_t>(m * cols)), out(expected.size());
         table().gated_act[kSlotOf<float>](
@@ -632,7 +632,7 @@ TEST_P(QuantizedTest, EveryInstructionSetGivesTheSameBitsForInt8Activations) {
   uint32_t seed = 50;
   for (const Shape& shape : Shapes()) {
     if (shape.act != Act::kInt8) continue;
-    const Problem p(shape, seed++);
+    const QuantizedCase p(shape, seed++);
     const std::vector<float> expected = p.Run(*first), out = p.Run(table());
     ASSERT_TRUE(SameBits(expected.data(), out.data(), static_cast<int64_t>(out.size())))
         << Text(shape);
@@ -645,7 +645,7 @@ TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
   for (const int bits : {8, 4}) {
     for (const int64_t m : {1, 3, 7}) {
       for (const float value : {-1.0f, 1.0f}) {
-        Problem p({bits, Act::kInt8, m, 64, 4096, 4096, true}, 3);
+        QuantizedCase p({bits, Act::kInt8, m, 64, 4096, 4096, true}, 3);
         std::fill(p.u.begin(), p.u.end(), bits == 8 ? 255 : 15);
         std::fill(p.packed_zero.begin(), p.packed_zero.end(), 0);
         std::fill(p.zero.begin(), p.zero.end(), 0);
@@ -662,7 +662,7 @@ TEST_P(QuantizedTest, TheLargestIntegersAreExact) {
 TEST_P(QuantizedTest, TheLargestIntegersOf6BitsAreExact) {
   for (const int64_t m : {1, 3, 7}) {
     for (const float value : {-1.0f, 1.0f}) {
-      Problem p({6, Act::kInt8, m, 64, 1152, 128}, 3);
+      QuantizedCase p({6, Act::kInt8, m, 64, 1152, 128}, 3);
       std::fill(p.u.begin(), p.u.end(), 63);
       std::fill(p.x.begin(), p.x.end(), value);
       p.Pack();
@@ -674,7 +674,7 @@ TEST_P(QuantizedTest, TheLargestIntegersOf6BitsAreExact) {
 
 // Every code of float8, exactly.
 TEST_P(QuantizedTest, EveryFloatOf8BitsIsExact) {
-  Problem p({8, Act::kBFloat16, 1, 256, 4, 4, false, false, false, 0, Kind::kFloat8}, 9);
+  QuantizedCase p({8, Act::kBFloat16, 1, 256, 4, 4, false, false, false, 0, Kind::kFloat8}, 9);
   for (size_t i = 0; i < p.u.size(); ++i) {
     const auto code = static_cast<uint8_t>(i % 256);
     p.u[i] = i < 256 && (code & 0x7f) != 0x7f ? code : 0;
@@ -749,7 +749,7 @@ TEST_P(QuantizedTest, EmbeddingReadsTheWeightExactly) {
   for (Shape shape : shapes) {
     shape.n = 130;
     SCOPED_TRACE(Text(shape));
-    const Problem p(shape, 5);
+    const QuantizedCase p(shape, 5);
     const std::vector<int32_t> ids = {0, 129, 64, 63};
     std::vector<float> out(4 * static_cast<size_t>(shape.k));
     EmbeddingArgs args = {};

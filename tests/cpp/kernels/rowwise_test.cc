@@ -13,8 +13,6 @@ using testing::StoreBound;
 constexpr int64_t kColumns[] = {1,  2,  7,  8,  9,   15,  16,  17,   31,
                                 33, 63, 64, 65, 111, 128, 130, 1031, 4096};
 
-const KernelTable& Reference() { return *FindTable("reference"); }
-
 class RowwiseTest : public KernelTest {};
 
 template <class T>

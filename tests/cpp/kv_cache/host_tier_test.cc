@@ -15,7 +15,6 @@ namespace allspark {
 namespace {
 
 using Tokens = std::vector<int32_t>;
-constexpr int32_t kNone = HostTier::kNone;
 
 ChainHash Hash(uint64_t low) { return {low, 7}; }
 
@@ -24,20 +23,20 @@ TEST(HostTier, KeepsTheNewestAndComparesThem) {
   const Tokens a = {1, 1}, b = {2, 2}, c = {3, 3};
   const int32_t slot_a = tier.Put(Hash(1), 0, a.data());
   const int32_t slot_b = tier.Put(Hash(2), 0, b.data());
-  EXPECT_NE(slot_a, kNone);
-  EXPECT_NE(slot_b, kNone);
+  EXPECT_NE(slot_a, HostTier::kNone);
+  EXPECT_NE(slot_b, HostTier::kNone);
   EXPECT_NE(slot_a, slot_b);
-  EXPECT_EQ(tier.Put(Hash(1), 0, a.data()), kNone) << "it is there; and used now";
+  EXPECT_EQ(tier.Put(Hash(1), 0, a.data()), HostTier::kNone) << "it is there; and used now";
   EXPECT_EQ(tier.Put(Hash(3), 0, c.data()), slot_b);
-  EXPECT_EQ(tier.Find(Hash(2), 0, b.data(), true), kNone);
+  EXPECT_EQ(tier.Find(Hash(2), 0, b.data(), true), HostTier::kNone);
   EXPECT_EQ(tier.Find(Hash(1), 0, a.data(), true), slot_a);
-  EXPECT_EQ(tier.Find(Hash(1), 5, a.data(), true), kNone) << "another salt";
-  EXPECT_EQ(tier.Find(Hash(1), 0, b.data(), true), kNone) << "other tokens of this hash";
-  EXPECT_EQ(tier.Put(Hash(1), 0, b.data()), kNone) << "the hash is taken";
+  EXPECT_EQ(tier.Find(Hash(1), 5, a.data(), true), HostTier::kNone) << "another salt";
+  EXPECT_EQ(tier.Find(Hash(1), 0, b.data(), true), HostTier::kNone) << "other tokens of this hash";
+  EXPECT_EQ(tier.Put(Hash(1), 0, b.data()), HostTier::kNone) << "the hash is taken";
   EXPECT_EQ(tier.num_used(), 2);
   tier.Clear();
   EXPECT_EQ(tier.num_used(), 0);
-  EXPECT_EQ(tier.Find(Hash(1), 0, a.data(), true), kNone);
+  EXPECT_EQ(tier.Find(Hash(1), 0, a.data(), true), HostTier::kNone);
 }
 
 TEST(HostTier, ForgetsWhatWasNotUsedForTheTimeToLive) {
@@ -46,11 +45,11 @@ TEST(HostTier, ForgetsWhatWasNotUsedForTheTimeToLive) {
   tier.Put(Hash(1), 0, a.data());
   tier.Put(Hash(2), 0, b.data());
   tier.Advance(60);
-  EXPECT_NE(tier.Find(Hash(1), 0, a.data(), true), kNone);
-  EXPECT_NE(tier.Find(Hash(2), 0, b.data(), false), kNone) << "no use";
+  EXPECT_NE(tier.Find(Hash(1), 0, a.data(), true), HostTier::kNone);
+  EXPECT_NE(tier.Find(Hash(2), 0, b.data(), false), HostTier::kNone) << "no use";
   tier.Advance(100);
-  EXPECT_NE(tier.Find(Hash(1), 0, a.data(), false), kNone);
-  EXPECT_EQ(tier.Find(Hash(2), 0, b.data(), false), kNone);
+  EXPECT_NE(tier.Find(Hash(1), 0, a.data(), false), HostTier::kNone);
+  EXPECT_EQ(tier.Find(Hash(2), 0, b.data(), false), HostTier::kNone);
   tier.Advance(160);
   EXPECT_EQ(tier.num_used(), 0);
 }
@@ -58,8 +57,8 @@ TEST(HostTier, ForgetsWhatWasNotUsedForTheTimeToLive) {
 TEST(HostTier, WithoutSlotsKeepsNothing) {
   HostTier tier(0, 2, 100);
   const Tokens a = {1, 1};
-  EXPECT_EQ(tier.Put(Hash(1), 0, a.data()), kNone);
-  EXPECT_EQ(tier.Find(Hash(1), 0, a.data(), true), kNone);
+  EXPECT_EQ(tier.Put(Hash(1), 0, a.data()), HostTier::kNone);
+  EXPECT_EQ(tier.Find(Hash(1), 0, a.data(), true), HostTier::kNone);
 }
 
 // A device and a host whose blocks hold the tokens that they were computed from.
@@ -105,17 +104,17 @@ TEST(HostTier, BlocksComeBackWithWhatTheyHeld) {
     Tokens table;
     int64_t found = 0;
     for (size_t i = 0; i < tokens.size(); i += 2) {
-      const int32_t parent = table.empty() ? kNone : table.back();
+      const int32_t parent = table.empty() ? HostTier::kNone : table.back();
       int32_t block = cache.Find(parent, salt, &tokens[i]);
-      const bool on_device = block != kNone;
+      const bool on_device = block != HostTier::kNone;
       if (on_device) {
         cache.AddReference(block);
       } else {
         block = cache.Restore(parent, salt, &tokens[i]);
-        if (block != kNone) ++restored;
+        if (block != HostTier::kNone) ++restored;
       }
-      if (block != kNone && found == static_cast<int64_t>(i / 2)) ++found;
-      const bool computes = block == kNone;
+      if (block != HostTier::kNone && found == static_cast<int64_t>(i / 2)) ++found;
+      const bool computes = block == HostTier::kNone;
       if (computes) {
         block = cache.Allocate();
         cache.Insert(block, parent, salt, &tokens[i], /*filled=*/true);

@@ -18,7 +18,6 @@ namespace allspark {
 namespace {
 
 using Tokens = std::vector<int32_t>;
-constexpr int32_t kNone = PrefixCache::kNone;
 
 PrefixCacheOptions Options(int64_t num_blocks) {
   return {.num_blocks = num_blocks, .block_size = 2, .enabled = true, .ttl_us = 100};
@@ -28,9 +27,9 @@ PrefixCacheOptions Options(int64_t num_blocks) {
 Tokens Use(PrefixCache& cache, const Tokens& tokens, uint64_t salt = 0) {
   Tokens table;
   for (size_t i = 0; i + 2 <= tokens.size(); i += 2) {
-    const int32_t parent = table.empty() ? kNone : table.back();
+    const int32_t parent = table.empty() ? PrefixCache::kNone : table.back();
     int32_t block = cache.Find(parent, salt, &tokens[i]);
-    if (block != kNone) {
+    if (block != PrefixCache::kNone) {
       cache.AddReference(block);
     } else {
       block = cache.Allocate(parent);
@@ -136,12 +135,12 @@ TEST(PrefixCache, WhatIsNotFilledCanBeFoundAndWithdrawn) {
   PrefixCache cache(Options(4));
   const Tokens tokens = {1, 1, 2, 2};
   const int32_t first = cache.Allocate();
-  EXPECT_EQ(cache.Insert(first, kNone, 0, &tokens[0], false), first);
+  EXPECT_EQ(cache.Insert(first, PrefixCache::kNone, 0, &tokens[0], false), first);
   const int32_t second = cache.Allocate();
   EXPECT_EQ(cache.Insert(second, first, 0, &tokens[2], false), second);
   EXPECT_EQ(NumFound(cache, tokens), 2);
-  EXPECT_EQ(cache.Insert(first, kNone, 0, &tokens[0], true), first);  // Filled.
-  cache.Withdraw(first);                                              // So nothing happens.
+  EXPECT_EQ(cache.Insert(first, PrefixCache::kNone, 0, &tokens[0], true), first);  // Filled.
+  cache.Withdraw(first);  // So nothing happens.
   cache.Withdraw(second);
   EXPECT_EQ(NumFound(cache, tokens), 1);
   cache.Release(second);
@@ -155,10 +154,10 @@ TEST(PrefixCache, OneBlockStandsForTheSameTokens) {
   const Tokens tokens = {1, 1, 2, 2};
   const Tokens table = Use(cache, tokens);
   const int32_t twin = cache.Allocate();
-  EXPECT_EQ(cache.Insert(twin, kNone, 0, &tokens[0], true), table[0]);
-  EXPECT_EQ(cache.Insert(twin, kNone, 1, &tokens[0], true), twin) << "another salt";
+  EXPECT_EQ(cache.Insert(twin, PrefixCache::kNone, 0, &tokens[0], true), table[0]);
+  EXPECT_EQ(cache.Insert(twin, PrefixCache::kNone, 1, &tokens[0], true), twin) << "another salt";
   const int32_t stray = cache.Allocate();
-  EXPECT_EQ(cache.Insert(stray, kNone, 0, &tokens[2], true), stray);
+  EXPECT_EQ(cache.Insert(stray, PrefixCache::kNone, 0, &tokens[2], true), stray);
   cache.Release(stray);
   cache.Release(twin);
   End(cache, table);
@@ -170,8 +169,8 @@ TEST(PrefixCache, NothingFollowsABlockThatIsNotKnown) {
   const Tokens tokens = {1, 1};
   const int32_t parent = cache.Allocate();
   const int32_t block = cache.Allocate();
-  EXPECT_EQ(cache.Insert(block, parent, 0, tokens.data(), true), kNone);
-  EXPECT_EQ(cache.Find(parent, 0, tokens.data()), kNone);
+  EXPECT_EQ(cache.Insert(block, parent, 0, tokens.data(), true), PrefixCache::kNone);
+  EXPECT_EQ(cache.Find(parent, 0, tokens.data()), PrefixCache::kNone);
 }
 
 TEST(PrefixCache, DisabledItIsAPool) {
@@ -249,7 +248,7 @@ TEST(PrefixCache, MisuseThrows) {
   PrefixCache cache(Options(2));
   const Tokens tokens = {1, 1};
   EXPECT_THROW(cache.Release(0), InternalError);
-  EXPECT_THROW(cache.Insert(0, kNone, 0, tokens.data(), true), InternalError);
+  EXPECT_THROW(cache.Insert(0, PrefixCache::kNone, 0, tokens.data(), true), InternalError);
   EXPECT_THROW(cache.AddReference(0), InternalError);
   const Tokens table = Use(cache, tokens);
   End(cache, table);
@@ -257,7 +256,7 @@ TEST(PrefixCache, MisuseThrows) {
   cache.Advance(5);
   EXPECT_THROW(cache.Advance(4), InternalError);
   const int32_t block = cache.Allocate();
-  cache.Insert(block, kNone, 3, tokens.data(), false);
+  cache.Insert(block, PrefixCache::kNone, 3, tokens.data(), false);
   EXPECT_THROW(cache.Release(block), InternalError) << "left before it was filled";
 }
 
@@ -280,10 +279,10 @@ void RunRandom(uint64_t hash_mask, bool exact) {
       table.reserve(tokens.size());
       for (size_t i = 0; i < tokens.size(); i += 2) {
         const Tokens beginning(tokens.begin(), tokens.begin() + static_cast<int64_t>(i) + 2);
-        const int32_t parent = table.empty() ? kNone : table.back();
+        const int32_t parent = table.empty() ? PrefixCache::kNone : table.back();
         testing::AllocationCounter::Scope scope(&counter);
         int32_t block = cache.Find(parent, 0, &tokens[i]);
-        if (block != kNone) {
+        if (block != PrefixCache::kNone) {
           ASSERT_EQ(contents[block], beginning);
           cache.AddReference(block);
           ++num_found;
@@ -293,7 +292,7 @@ void RunRandom(uint64_t hash_mask, bool exact) {
           if (exact) {
             ASSERT_EQ(known, block);
           }
-          num_missed += known == kNone;
+          num_missed += known == PrefixCache::kNone;
         }
         table.push_back(block);
       }

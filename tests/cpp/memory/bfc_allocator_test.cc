@@ -8,11 +8,12 @@
 
 #include "base/check.h"
 #include "support/alloc_counter.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
+using testing::kMiB;
 
 class BfcOptionsTest : public ::testing::Test {
  protected:

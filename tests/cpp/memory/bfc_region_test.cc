@@ -14,11 +14,12 @@
 #include "base/check.h"
 #include "memory/poison.h"
 #include "support/alloc_counter.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
+using testing::kMiB;
 constexpr int64_t kAlignment = static_cast<int64_t>(kBufferAlignment);
 
 std::unique_ptr<BfcRegion> MakeRegion(int64_t bytes, bool grow = true) {

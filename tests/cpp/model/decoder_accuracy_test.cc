@@ -14,8 +14,8 @@ using testing::Num;
 using testing::RandomTokens;
 using testing::ReferenceDecoder;
 
-constexpr uint64_t kSeed = 7;
-constexpr int64_t kTokens = 45;  // Three blocks of 16, the last one partial.
+constexpr uint64_t kAccuracySeed = 7;
+constexpr int64_t kAccuracyTokens = 45;  // Three blocks of 16, the last one partial.
 // In standard deviations, with every rounding counted at its largest. If errors were independent,
 // none of the about 50,000 logits compared here should be beyond 5; the errors of the residual
 // stream and of its branches are not quite independent. (The worst seen on any table is 2.3.)
@@ -50,9 +50,9 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
  protected:
   void CheckAll(proto::ComputeType compute, CacheMode cache_mode = CacheMode::kDefault) {
     const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(GetParam())];
-    const auto reader = testing::OpenRandomModel(spec, kSeed);
-    const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
-    const testing::Rows expected = ReferenceDecoder(spec, kSeed, cache_mode).Logits(tokens);
+    const auto reader = testing::OpenRandomModel(spec, kAccuracySeed);
+    const std::vector<int32_t> tokens = RandomTokens(kAccuracyTokens, spec.vocab_size(), 3);
+    const testing::Rows expected = ReferenceDecoder(spec, kAccuracySeed, cache_mode).Logits(tokens);
     for (const kernels::KernelTable* table : testing::TestTables()) {
       if (!testing::AddsTo(*table, spec, cache_mode)) continue;
       HarnessOptions options;
@@ -60,7 +60,7 @@ class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
       options.num_threads = 2;
       options.cache_mode = cache_mode;
       DecoderHarness harness(*reader, options);
-      for (const int64_t chunk : {int64_t{1}, kTokens}) {
+      for (const int64_t chunk : {int64_t{1}, kAccuracyTokens}) {
         const Worst worst = Compare(harness, tokens, chunk, expected);
         EXPECT_LE(worst.deviations, kDeviations)
             << spec.architecture() << ", table " << table->name << ", chunks of " << chunk
@@ -134,12 +134,13 @@ TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {
   options.table = kernels::DefaultTable();
   for (const Mistake& mistake : mistakes) {
     const proto::DecoderSpec spec = mistake.spec(proto::COMPUTE_FLOAT32);
-    const std::vector<int32_t> tokens = RandomTokens(kTokens, spec.vocab_size(), 3);
-    const auto reader = testing::OpenRandomModel(spec, kSeed);
+    const std::vector<int32_t> tokens = RandomTokens(kAccuracyTokens, spec.vocab_size(), 3);
+    const auto reader = testing::OpenRandomModel(spec, kAccuracySeed);
     proto::DecoderSpec wrong = spec;
     mistake.apply(wrong);
     DecoderHarness harness(*reader, options);
-    const Worst worst = Compare(harness, tokens, 1, ReferenceDecoder(wrong, kSeed).Logits(tokens));
+    const Worst worst =
+        Compare(harness, tokens, 1, ReferenceDecoder(wrong, kAccuracySeed).Logits(tokens));
     EXPECT_GT(worst.deviations, 2 * kDeviations) << mistake.name;
   }
 }

@@ -13,7 +13,7 @@ using testing::DecoderHarness;
 using testing::HarnessOptions;
 using testing::RandomTokens;
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kBitsSeed = 11;
 // An odd number of tokens beyond the first attention chunk (256). The reference kernels have no
 // chunks, and are slow.
 constexpr int64_t kTokens = 275;
@@ -37,7 +37,7 @@ class DecoderBitsTest
   DecoderBitsTest()
       : spec_(testing::TinySpecs(
             std::get<1>(GetParam()))[static_cast<size_t>(std::get<0>(GetParam()))]),
-        reader_(testing::OpenRandomModel(spec_, kSeed)),
+        reader_(testing::OpenRandomModel(spec_, kBitsSeed)),
         tokens_(RandomTokens(kTokens, spec_.vocab_size(), 5)) {
     base_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
     base_.cache_mode = std::get<3>(GetParam());

@@ -19,7 +19,7 @@ using testing::RandomLora;
 using testing::RandomTokens;
 using testing::ReferenceDecoder;
 
-constexpr uint64_t kSeed = 7;
+constexpr uint64_t kLoraSeed = 7;
 constexpr int64_t kMaxRank = 16;
 
 Result<std::shared_ptr<const LoraAdapter>> TryLoad(const LoraFile& file, const ModelReader& model,
@@ -43,7 +43,7 @@ class DecoderLoraTest : public ::testing::TestWithParam<std::tuple<int, proto::C
   DecoderLoraTest()
       : spec_(testing::TinySpecs(
             std::get<1>(GetParam()))[static_cast<size_t>(std::get<0>(GetParam()))]),
-        reader_(testing::OpenRandomModel(spec_, kSeed)) {
+        reader_(testing::OpenRandomModel(spec_, kLoraSeed)) {
     options_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
     options_.lora_max_rank = kMaxRank;
   }
@@ -59,7 +59,7 @@ TEST_P(DecoderLoraTest, GivesTheLogitsOfTheAdaptedModel) {
   const std::vector<int32_t> tokens = RandomTokens(37, spec_.vocab_size(), 3);
   RandomLora lora(5);
   lora.AddAll(spec_, 8);
-  ReferenceDecoder reference(spec_, kSeed);
+  ReferenceDecoder reference(spec_, kLoraSeed);
   reference.SetLora(&lora);
   const testing::Rows expected = reference.Logits(tokens);
   const auto adapter = Load(lora, *reader_, allocator_);
@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(All, DecoderLoraTest, ::testing::ValuesIn(LoraParams())
 
 TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
-  const auto model = testing::OpenRandomModel(spec, kSeed);
+  const auto model = testing::OpenRandomModel(spec, kLoraSeed);
   SystemAllocator allocator(int64_t{1} << 30);
   const auto refusal = [&](const std::string& tensor, int64_t row_begin, int64_t rows, int64_t cols,
                            int64_t rank) {
@@ -204,7 +204,7 @@ TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
   infinite.Add("lm_head", 0, 131, 64, 2);
   const_cast<float*>(infinite.pairs()[0].a)[3] = std::numeric_limits<float>::max();
   const auto rounded =
-      testing::OpenRandomModel(testing::TinyLlamaSpec(proto::COMPUTE_BFLOAT16), kSeed);
+      testing::OpenRandomModel(testing::TinyLlamaSpec(proto::COMPUTE_BFLOAT16), kLoraSeed);
   expect(TryLoad(infinite, *rounded, allocator).status(), "not finite");
   kernels::KernelTable lacking = *kernels::DefaultTable();
   lacking.low_rank[static_cast<int>(DType::kFloat32)] = nullptr;
@@ -217,7 +217,7 @@ TEST(LoraAdapterTest, RefusesWhatIsNotTheModels) {
 
 TEST(LoraAdapterTest, ADecoderWithoutRoomRefusesIt) {
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
-  const auto reader = testing::OpenRandomModel(spec, kSeed);
+  const auto reader = testing::OpenRandomModel(spec, kLoraSeed);
   SystemAllocator allocator(int64_t{1} << 30);
   RandomLora lora(1);
   const auto adapter = Load(lora.AddAll(spec, 8), *reader, allocator);

@@ -23,7 +23,7 @@ namespace {
 
 using testing::MakeRandomModel;
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kRunnerSeed = 11;
 constexpr int64_t kLength = 40;
 
 std::vector<int32_t> Ids(const proto::DecoderSpec& spec, int64_t sequences) {
@@ -35,7 +35,7 @@ std::vector<int32_t> Ids(const proto::DecoderSpec& spec, int64_t sequences) {
 }
 
 std::unique_ptr<LayerRunner> Runner(const proto::DecoderSpec& spec, int64_t threads = 1) {
-  auto runner = LayerRunner::Create(MakeRandomModel(spec, kSeed),
+  auto runner = LayerRunner::Create(MakeRandomModel(spec, kRunnerSeed),
                                     {.num_threads = threads, .length = kLength});
   EXPECT_TRUE(runner.ok()) << runner.status().ToString();
   return std::move(*runner);
@@ -74,7 +74,7 @@ TEST(LayerRunner, TheStreamIsTheSameWhateverTheThreadsAndTheSequencesBeside) {
 TEST(LayerRunner, ALayerGoesOnWhereTheOneBeforeEnded) {
   // The second layer adds nothing, so the stream after both is the input of the second.
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
-  auto silent = LayerRunner::Create(MakeRandomModel(spec, kSeed, /*silent_from=*/1),
+  auto silent = LayerRunner::Create(MakeRandomModel(spec, kRunnerSeed, /*silent_from=*/1),
                                     {.num_threads = 1, .length = kLength});
   ASSERT_TRUE(silent.ok());
   const std::vector<int32_t> ids = Ids(spec, 2);
@@ -86,7 +86,7 @@ TEST(LayerRunner, ALayerGoesOnWhereTheOneBeforeEnded) {
 
   // From the stream, a runner makes what it makes from the ids that gave the stream.
   proto::DecoderSpec none = Shortened(spec, 1);
-  auto embeds = LayerRunner::Create(MakeRandomModel(none, kSeed, /*silent_from=*/0),
+  auto embeds = LayerRunner::Create(MakeRandomModel(none, kRunnerSeed, /*silent_from=*/0),
                                     {.num_threads = 1, .length = kLength});
   ASSERT_TRUE(embeds.ok());
   std::vector<float> stream = StreamAfter(**embeds, ids);  // the embeddings alone
@@ -227,7 +227,7 @@ TEST(LayerRunner, MagnitudesAreTheSameWithoutProducts) {
 
 TEST(LayerRunner, WhatDoesNotFitIsNamed) {
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
-  const auto image = MakeRandomModel(spec, kSeed);
+  const auto image = MakeRandomModel(spec, kRunnerSeed);
   const auto message = [&](const LayerRunnerOptions& options) {
     return LayerRunner::Create(image, options).status().ToString();
   };

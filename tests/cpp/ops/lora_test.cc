@@ -16,9 +16,9 @@ namespace {
 using testing::ExpectCheck;
 using testing::OpDevice;
 
-constexpr int64_t kCols = 70, kOut = 200, kMaxRank = 48;
+constexpr int64_t kInputs = 70, kOut = 200, kMaxRank = 48;
 
-// A float32 adapter of a weight [kOut, kCols]: two modules that both begin within a panel, with a
+// A float32 adapter of a weight [kOut, kInputs]: two modules that both begin within a panel, with a
 // gap between them.
 struct Adapter {
   std::vector<float> a, first_b, second_b;
@@ -28,11 +28,11 @@ struct Adapter {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
     const int64_t rank = first_rank + second_rank;
-    a.resize(static_cast<size_t>(AlignUp(rank, kernels::kNarrowPanelColumns) * kCols));
+    a.resize(static_cast<size_t>(AlignUp(rank, kernels::kNarrowPanelColumns) * kInputs));
     for (int64_t r = 0; r < rank; ++r) {
-      for (int64_t k = 0; k < kCols; ++k) *A(r, k) = normal(random);
+      for (int64_t k = 0; k < kInputs; ++k) *A(r, k) = normal(random);
     }
-    weight = {a.data(), DType::kFloat32, rank, kCols, {}, nullptr};
+    weight = {a.data(), DType::kFloat32, rank, kInputs, {}, nullptr};
     const auto add = [&](int64_t column, int64_t n, int64_t begin, int64_t count,
                          std::vector<float>& b) {
       const int64_t first = column / 64, end = CeilDiv(column + n, 64);
@@ -48,7 +48,7 @@ struct Adapter {
 
   float* A(int64_t r, int64_t k) {
     const int64_t width = kernels::kNarrowPanelColumns;
-    return &a[static_cast<size_t>((r / width * kCols + k) * width + r % width)];
+    return &a[static_cast<size_t>((r / width * kInputs + k) * width + r % width)];
   }
   static size_t At(const LoraPart& part, int64_t column, int64_t r) {
     return static_cast<size_t>(((column / 64 - part.panel_begin) * part.rank + r) * 64 +
@@ -69,7 +69,7 @@ struct Adapter {
       for (int64_t r = 0; r < part.rank; ++r) {
         const double b =
             static_cast<double>(static_cast<const float*>(part.b)[At(part, column, r)]);
-        for (int64_t k = 0; k < kCols; ++k) {
+        for (int64_t k = 0; k < kInputs; ++k) {
           const double term =
               b * static_cast<double>(*A(part.rank_begin + r, k)) * static_cast<double>(x[k]);
           sum += term;
@@ -85,7 +85,7 @@ struct Adapter {
 // zero, so that only the adapters change y.
 class LoraOpTest : public ::testing::Test {
  protected:
-  LoraOpTest() : x_(static_cast<size_t>(kRows * kCols)), y_(static_cast<size_t>(kRows * kOut)) {
+  LoraOpTest() : x_(static_cast<size_t>(kRows * kInputs)), y_(static_cast<size_t>(kRows * kOut)) {
     std::mt19937_64 random(3);
     std::normal_distribution<float> normal;
     for (float& value : x_) value = normal(random);
@@ -105,10 +105,10 @@ class LoraOpTest : public ::testing::Test {
     const Matrix sums = device.Floats(sums_, kRows, kMaxRank);
     std::vector<kernels::LowRank> low_rank;
     low_rank.reserve(2 * rows.size());
-    const Matrix x = device.Floats(x_, kRows, kCols);
+    const Matrix x = device.Floats(x_, kRows, kInputs);
     ShrinkLora(context, x, rows, {sums, {}}, low_rank);
     std::vector<float> y = y_;
-    const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
+    const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kInputs, nullptr};
     Linear(context, x, zero, /*accumulate=*/true, device.Floats(y, kRows, kOut), low_rank);
     return device.Fetch(y);
   }
@@ -116,7 +116,7 @@ class LoraOpTest : public ::testing::Test {
   static constexpr int64_t kRows = 120;
   Adapter one_{5, 16, 1}, other_{1, 40, 2};
   std::vector<float> x_, y_;
-  const std::vector<float> zeros_ = std::vector<float>(256 * kCols);
+  const std::vector<float> zeros_ = std::vector<float>(256 * kInputs);
   std::vector<float> sums_ = std::vector<float>(kRows * kMaxRank);
 };
 
@@ -127,12 +127,12 @@ TEST_F(LoraOpTest, AddsToTheRowsAndColumnsOfEachAdapter) {
     const bool adapted = (row >= 2 && row < 73) || (row >= 80 && row < 113);
     for (int64_t i = 0; i < kOut; ++i) {
       const auto at = static_cast<size_t>(row * kOut + i);
-      const auto [delta, magnitude] = adapted
-                                          ? adapter->Delta(&x_[static_cast<size_t>(row * kCols)], i)
-                                          : std::pair<double, double>{0, 0};
+      const auto [delta, magnitude] =
+          adapted ? adapter->Delta(&x_[static_cast<size_t>(row * kInputs)], i)
+                  : std::pair<double, double>{0, 0};
       const double expected = static_cast<double>(y_[at]) + delta;
       // Two chains of products, one after the other.
-      const double bound = 0x1p-24 * (kCols + kMaxRank + 2) * (magnitude + std::abs(expected));
+      const double bound = 0x1p-24 * (kInputs + kMaxRank + 2) * (magnitude + std::abs(expected));
       ASSERT_NEAR(static_cast<double>(y[at]), expected, adapted ? bound : 0.0)
           << "row " << row << " column " << i;
     }
@@ -171,13 +171,13 @@ TEST_F(LoraOpTest, RefusesWhatDoesNotFit) {
   weight.dtype = DType::kBFloat16;
   ExpectCheck([&] { Run(1, {{0, 1, &weight}}); }, "rows of rank 21 in bfloat16; there is room");
   OpDevice device(*kernels::DefaultTable(), 1);
-  const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kCols, nullptr};
+  const LinearWeight zero{device.Put(zeros_), DType::kFloat32, kOut, kInputs, nullptr};
   const std::vector<kernels::LowRank> low_rank = {
       {0, 2, 0, 5, device.Put(sums_), kMaxRank, zero.data, 4, DType::kFloat32}};
   std::vector<float> y = y_;
   ExpectCheck(
       [&] {
-        Linear(device.context(), device.Floats(x_, kRows, kCols), zero, false,
+        Linear(device.context(), device.Floats(x_, kRows, kInputs), zero, false,
                device.Floats(y, kRows, kOut), low_rank);
       },
       "panels [0, 5) of 4");

@@ -9,11 +9,12 @@
 
 #include "base/check.h"
 #include "support/alloc_counter.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 TEST(TokenCounts, CountsAsAMapDoes) {
   std::mt19937 random(5);

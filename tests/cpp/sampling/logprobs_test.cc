@@ -7,11 +7,13 @@
 #include <limits>
 #include <random>
 
+#include "support/constants.h"
+
 namespace allspark {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using testing::kInf;
+using testing::kNan;
 
 RowLogprobs Logprobs(const std::vector<float>& logits, int32_t token, size_t num_top) {
   RowLogprobs result;

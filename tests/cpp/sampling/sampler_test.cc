@@ -14,12 +14,13 @@
 #include "cpp/sampling/choice_oracle.h"
 #include "sampling/philox.h"
 #include "support/alloc_counter.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using testing::kInf;
+using testing::kNan;
 
 class SamplerTest : public ::testing::TestWithParam<const kernels::KernelTable*> {
  protected:

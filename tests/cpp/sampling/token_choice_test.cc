@@ -12,6 +12,7 @@
 
 #include "cpp/sampling/choice_oracle.h"
 #include "sampling/philox.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
@@ -20,8 +21,8 @@ using testing::OracleDistribution;
 using testing::OracleDraws;
 using testing::OracleParams;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using testing::kInf;
+using testing::kNan;
 constexpr float kMax = std::numeric_limits<float>::max();
 
 int32_t Choose(const std::vector<float>& logits, const OracleParams& params, double u) {

@@ -12,7 +12,6 @@
 namespace allspark::testing {
 namespace {
 
-constexpr StatusCode kDamaged = StatusCode::kDataLoss;
 constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
 
 struct Pair {
@@ -190,7 +189,7 @@ TEST(LoraFileDamage, NamesTensorAndOffset) {
 
 // ---- Forgeries: files with right checksums that no writer writes ----
 
-std::string WithHeader(std::string bytes, weights::LoraHeader header) {
+std::string WithLoraHeader(std::string bytes, weights::LoraHeader header) {
   const auto encoded = weights::EncodeLoraHeader(header);
   std::memcpy(bytes.data(), encoded.data(), encoded.size());
   return bytes;
@@ -199,9 +198,9 @@ std::string WithHeader(std::string bytes, weights::LoraHeader header) {
 // A file of `tensors` (which begin after the header) and an index.
 std::string WithIndex(const std::string& tensors, const std::string& index) {
   const auto offset = weights::kLoraHeaderBytes + tensors.size();
-  return WithHeader(std::string(weights::kLoraHeaderBytes, '\0') + tensors + index,
-                    {offset + index.size(), offset, index.size(),
-                     weights::Hash64(index.data(), static_cast<int64_t>(index.size()))});
+  return WithLoraHeader(std::string(weights::kLoraHeaderBytes, '\0') + tensors + index,
+                        {offset + index.size(), offset, index.size(),
+                         weights::Hash64(index.data(), static_cast<int64_t>(index.size()))});
 }
 
 struct Good {
@@ -261,11 +260,11 @@ TEST(LoraFileForgeries, HeadersAndMessages) {
   const std::string bytes = WithIndex(good.tensors, index);
   const uint64_t size = bytes.size();
   const uint64_t offset = size - index.size();
-  ExpectError(Open(WithHeader(bytes, {size + 1, offset, index.size(), 0})), kDamaged,
+  ExpectError(Open(WithLoraHeader(bytes, {size + 1, offset, index.size(), 0})), kDamaged,
               {"offset 16", "cut off"});
-  ExpectError(Open(WithHeader(bytes, {size, 0, size, 0})), kDamaged, {"offset 24"});
-  ExpectError(Open(WithHeader(bytes, {size, offset, UINT64_MAX, 0})), kDamaged, {"offset 24"});
-  ExpectError(Open(WithHeader(bytes, {size, UINT64_MAX, size, 0})), kDamaged, {"offset 24"});
+  ExpectError(Open(WithLoraHeader(bytes, {size, 0, size, 0})), kDamaged, {"offset 24"});
+  ExpectError(Open(WithLoraHeader(bytes, {size, offset, UINT64_MAX, 0})), kDamaged, {"offset 24"});
+  ExpectError(Open(WithLoraHeader(bytes, {size, UINT64_MAX, size, 0})), kDamaged, {"offset 24"});
   ExpectError(Open(WithIndex(good.tensors, std::string((16 << 20) + 1, 'x'))), kDamaged,
               {"at most 16777216"});
   ExpectError(Open(WithIndex(good.tensors, "")), kDamaged, {"the tensors end at offset 64"});

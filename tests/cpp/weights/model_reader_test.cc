@@ -12,8 +12,6 @@
 namespace allspark::testing {
 namespace {
 
-constexpr StatusCode kDamaged = StatusCode::kDataLoss;
-
 // The bytes of one valid model, for tests to damage.
 struct Bytes {
   std::string graph;

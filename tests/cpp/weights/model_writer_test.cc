@@ -22,13 +22,6 @@ std::unique_ptr<ModelWriter> ImageWriter(const proto::DecoderSpec& spec,
   return std::move(writer).value();
 }
 
-RequiredTensor TensorNamed(const proto::DecoderSpec& spec, const std::string& name) {
-  for (const RequiredTensor& tensor : Required(spec)) {
-    if (tensor.name == name) return tensor;
-  }
-  throw std::runtime_error(name);
-}
-
 void ExpectHoldsTheFormula(const ModelReader& reader) {
   for (const RequiredTensor& tensor : Required(reader.spec())) {
     const Result<WeightView> view = reader.Find(tensor.name);

@@ -38,13 +38,6 @@ Parts QuantizeRows(const std::vector<float>& rows, int64_t cols, const QuantForm
   return parts;
 }
 
-RequiredTensor TensorNamed(const proto::DecoderSpec& spec, const std::string& name) {
-  for (const RequiredTensor& tensor : Required(spec)) {
-    if (tensor.name == name) return tensor;
-  }
-  throw std::runtime_error(name);
-}
-
 Parts PartsOf(const proto::DecoderSpec& spec, const proto::WeightQuant& quant) {
   const RequiredTensor tensor = TensorNamed(spec, quant.tensor());
   const int64_t group = quant.group_size() == 0 ? Cols(tensor) : quant.group_size();
@@ -63,7 +56,7 @@ void ExpectStored(const ModelReader& reader, const std::string& name,
   EXPECT_EQ(std::memcmp(view.value().data, expected.data(), expected.size()), 0) << name;
 }
 
-void ExpectHoldsTheFormula(const ModelReader& reader) {
+void ExpectHoldsTheQuantizedFormula(const ModelReader& reader) {
   const proto::DecoderSpec& spec = reader.spec();
   std::vector<std::string> seen;
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
@@ -213,7 +206,7 @@ TEST(QuantizedModel, RoundTripOfEveryLayoutAndDtype) {
       auto from_image = ModelReader::OpenImage(image, &pool);
       ASSERT_TRUE(from_image.ok()) << from_image.status().ToString();
       EXPECT_EQ((*from_image)->file().format_version(), 2u);
-      ExpectHoldsTheFormula(**from_image);
+      ExpectHoldsTheQuantizedFormula(**from_image);
       BuildModel(spec, source, &pool, dir / "m");
       auto from_files = ModelReader::OpenFiles(dir / "m.asgraph", dir / "m.asparam", &pool);
       ASSERT_TRUE(from_files.ok()) << from_files.status().ToString();
@@ -231,7 +224,7 @@ TEST(QuantizedModel, ATiedEmbeddingIsQuantisedOnce) {
   spec.mutable_weight_quant(0)->set_bits(4);
   auto reader = ModelReader::OpenImage(BuildModel(spec), nullptr);
   ASSERT_TRUE(reader.ok()) << reader.status().ToString();
-  ExpectHoldsTheFormula(**reader);
+  ExpectHoldsTheQuantizedFormula(**reader);
   EXPECT_FALSE((*reader)->Find("lm_head").ok());
 }
 
@@ -242,7 +235,7 @@ TEST(QuantizedModel, BytesDoNotDependOnThreadsOrParts) {
   const auto whole = BuildModel(spec);
   auto opened = ModelReader::OpenImage(whole, nullptr);
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
-  ExpectHoldsTheFormula(**opened);
+  ExpectHoldsTheQuantizedFormula(**opened);
   for (const bool to_files : {false, true}) {
     for (int threads = 1; threads <= 5; threads += 2) {
       ThreadPool pool(threads, false);
@@ -407,7 +400,7 @@ TEST(QuantizedModel, RefusesBadValuesAndTakesThemRepaired) {
     auto reader = to_files ? ModelReader::OpenFiles(dir / "g", dir / "p", nullptr)
                            : ModelReader::OpenImage(image.value(), nullptr);
     ASSERT_TRUE(reader.ok()) << reader.status().ToString();
-    ExpectHoldsTheFormula(**reader);
+    ExpectHoldsTheQuantizedFormula(**reader);
   }
 }
 

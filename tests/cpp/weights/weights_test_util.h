@@ -14,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,8 @@
 #include "weights/model_writer.h"
 
 namespace allspark::testing {
+
+inline constexpr StatusCode kDamaged = StatusCode::kDataLoss;  // of files and images
 
 // Every optional tensor, and sizes that fill no panel: n of the GEMMs is 110, 18, 14, 18, 37.
 inline proto::DecoderSpec OddSpec(proto::ComputeType compute) {
@@ -188,6 +191,13 @@ inline std::vector<RequiredTensor> Required(const proto::DecoderSpec& spec) {
   Result<std::vector<RequiredTensor>> list = RequiredTensors(spec);
   if (!list.ok()) throw std::runtime_error(list.status().ToString());
   return std::move(list).value();
+}
+
+inline RequiredTensor TensorNamed(const proto::DecoderSpec& spec, const std::string& name) {
+  for (const RequiredTensor& tensor : Required(spec)) {
+    if (tensor.name == name) return tensor;
+  }
+  throw std::runtime_error(name);
 }
 
 // Writes the whole model by formula; to files when a path is given.
