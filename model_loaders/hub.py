@@ -53,8 +53,11 @@ def _download(name: str, client: str, fetch: Callable[..., Any], with_code: bool
             directory = Path(fetch(name, (*metadata, _WEIGHTS[1])))
         return directory
     except Exception as error:  # each client has its own: offline, not found, not allowed
+        said, cause = str(error), str(error.__cause__ or "")
+        # huggingface_hub before version 1 says only in the cause what the server answered.
+        reason = said if cause in said else f"{said} ({cause})"
         raise CheckpointNotFoundError(
-            f"{name}: no such directory, and the download through {client} failed: {error}"
+            f"{name}: no such directory, and the download through {client} failed: {reason}"
         ) from error
 
 

@@ -19,11 +19,9 @@ from .errors import CheckpointNotFoundError, ModelSerializerException
 from .expressions import backend_expressions, check_expressions, expressions_in
 from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer, read_file
 
-# Classes that convert a SentencePiece model without torch.
-_SENTENCEPIECE_CLASSES = {
-    "LlamaTokenizer": "LlamaTokenizer",
-    "LlamaTokenizerFast": "LlamaTokenizer",
-}
+# Classes of transformers that convert a SentencePiece model without torch. Since version 5 both are
+# the same; before it the first is not made of `tokenizers`, which guided decoding needs.
+_SENTENCEPIECE_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -62,7 +60,7 @@ def load_tokenizer(
     check_expressions(tried, directory)
     loader = _tokenizer_class(directory, config, trust_remote_code)
     options: dict[str, Any] = {"padding_side": padding_side, "local_files_only": True}
-    if not config and loader.__name__ in _SENTENCEPIECE_CLASSES.values():
+    if not config and loader.__name__ in _SENTENCEPIECE_CLASSES:
         options["add_bos_token"] = True  # As Meta's models were trained.
     if loader.__name__ == "AutoTokenizer":
         options["trust_remote_code"] = trust_remote_code  # Without an answer it asks on stdin.
@@ -114,4 +112,4 @@ def _known_class(directory: Path, config: dict[str, Any]) -> str | None:
         return None
     # No settings: a checkpoint from Meta.
     own = str(config.get("tokenizer_class")) if config else "LlamaTokenizer"
-    return _SENTENCEPIECE_CLASSES.get(own)
+    return "LlamaTokenizerFast" if own in _SENTENCEPIECE_CLASSES else None

@@ -70,12 +70,18 @@ inline constexpr bool kIsList = false;
 template <typename T>
 inline constexpr bool kIsList<std::vector<T>> = true;
 
+// A bool of Python or of NumPy, whose version 1 takes it for an index.
+inline bool IsBool(py::handle value) {
+  return py::isinstance<py::bool_>(value) ||
+         std::string_view(Py_TYPE(value.ptr())->tp_name).starts_with("numpy.bool");
+}
+
 // Throws cast_error for what is no T. Integers are ints and what has __index__, wherever they
 // stand: pybind11 takes bools for them, and cuts the fractions of NumPy's floats off.
 template <typename T>
 T Load(py::handle value) {
   constexpr bool is_number = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
-  if (is_number && py::isinstance<py::bool_>(value)) throw py::cast_error();
+  if (is_number && IsBool(value)) throw py::cast_error();
   if constexpr (is_number && std::is_integral_v<T>) {
     const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
     if (index) return index.cast<T>();

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from decimal import Decimal
+from importlib.metadata import version
 from typing import Any
 
 import jsonschema
@@ -214,6 +215,11 @@ def walk(compiler: Compiler, form: Any, rng: np.random.Generator) -> list[int]:
     return ids
 
 
+def skip_if_unreadable(name: str) -> None:
+    if name == "characters" and int(version("transformers").split(".")[0]) < 5:
+        pytest.skip("transformers 4 converts no SentencePiece model of characters")
+
+
 def load_copy(name: str, directory):
     directory = shutil.copytree(tokenizer_directory(name), directory / name)
     if not (directory / "tokenizer_config.json").exists():
@@ -227,6 +233,7 @@ def load_copy(name: str, directory):
 )
 def test_tokenizers_of_other_kinds(name, tmp_path):
     """Random walks through the masks decode to full matches: byte-level BPE and SentencePiece."""
+    skip_if_unreadable(name)
     tokenizer = load_copy(name, tmp_path)
     compiler = Compiler.of(tokenizer)
     # Some have no token for a snowman: then it is never allowed.
@@ -294,6 +301,7 @@ def test_a_vocabulary_need_not_have_every_character():
 
 
 def test_a_character_that_the_vocabulary_lacks_ends_in_an_error(tmp_path):
+    skip_if_unreadable("characters")
     guided = start_guided(tmp_path, "characters")
     _, text, reason = guided.run({"type": "regex", "regex": "[0-9]{3}(☃|[a-c])"})
     assert reason == "stop" and re.fullmatch("[0-9]{3}[a-c]", text)

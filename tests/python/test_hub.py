@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -124,11 +125,18 @@ def assert_refused(result, client, *parts):
     assert all(part in result["message"] for part in parts[1:]), result["message"]
 
 
+def resumes_at_once(client):
+    """Whether a download that is cut goes on in the same call, not only in the next one."""
+    return client.package != "huggingface_hub" or int(version("huggingface_hub").split(".")[0]) >= 1
+
+
 def test_a_download_that_is_cut(hub):
-    """In one call: the client requests the rest. The next call finds the complete files."""
+    """The client requests only the rest. The next call finds the complete files."""
     server, client = hub
     server.files, sums = model_files(LARGE)
     server.cut[WEIGHTS] = CUT
+    if not resumes_at_once(client):
+        assert_refused(client.load(), client, NAME)
     found = client.load()
     assert found.get("sums") == sums, found
     assert {"config.json", WEIGHTS} <= set(found["files"])
@@ -145,7 +153,7 @@ def test_a_download_that_fails_and_is_taken_up_again(hub):
     server, client = hub
     server.files, sums = model_files(LARGE)
     server.cut[WEIGHTS], server.breaks = CUT, True
-    assert_refused(client.load(), client, NAME, "503")
+    assert_refused(client.load(), client, NAME, "503" if resumes_at_once(client) else "broken")
     assert_refused(client.load(), client, NAME, "503")
     server.broken = False
     assert client.load().get("sums") == sums

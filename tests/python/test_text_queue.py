@@ -222,11 +222,12 @@ def test_fast_decoding_gives_the_same_pieces(name, skip_special_tokens):
     tokenizer = load_tokenizer(name)
     rng = random.Random(5)
     texts = ["日本語 🎉!", "naïve", " a  b", "\n\n", "plain words"]
+    vocab_size = len(tokenizer)
     for _ in range(100):
         ids = []
         for _ in range(30):
             ids += rng.choice([
-                [rng.randrange(len(tokenizer))],  # often a part of a character
+                [rng.randrange(vocab_size)],  # often a part of a character
                 [tokenizer.eos_token_id or 0] * rng.choice([1, 2, 31, 32, 33, 70]),
                 tokenizer.encode(rng.choice(texts), add_special_tokens=False),
             ])  # fmt: skip
