@@ -9,7 +9,8 @@ A step's JUnit file is RESULTS_DIR/STEP.xml. These count as failures, in additio
 - a skipped test that allowed_skips.py does not allow,
 - a group (a suite of ctest, a file of pytest) with fewer tests than tests/expected_tests.json has,
 - a file of pytest that is not in it, and so could lose its tests unnoticed,
-- a step of a PART (default, fast, tests, clang, asan, tsan, fuzz, aarch64) that left no results.
+- a step of a PART (default, fast, tests, lowest, clang, asan, tsan, fuzz, aarch64) that left no
+  results.
 --update writes the counts of the steps in RESULTS_DIR into that file. What this machine cannot
 cover is listed at the end. The last line is `N passed, N failed, N skipped`; the exit status is 1
 if anything failed, or if no test at all passed.
@@ -36,6 +37,7 @@ STEPS = {
     "default": ("ctest", "pytest"),
     "fast": ("ctest", "pytest-fast"),
     "tests": ("ctest", "pytest", "ctest-slow", "pytest-slow"),
+    "lowest": ("pytest-lowest",),
     "clang": ("ctest-clang",),
     "asan": ("ctest-asan", "ctest-asan-slow"),
     "tsan": ("ctest-tsan", "ctest-tsan-slow"),
@@ -45,6 +47,7 @@ STEPS = {
 # Steps that run the tests of another step, and so have its counts, except for ...
 SAME_TESTS = {
     "pytest-fast": "pytest",
+    "pytest-lowest": "pytest",
     "ctest-clang": "ctest",
     "ctest-asan": "ctest",
     "ctest-tsan": "ctest",
@@ -52,7 +55,7 @@ SAME_TESTS = {
     "ctest-tsan-slow": "ctest-slow",
 }
 # ... the tests with this property, which tests/conftest.py gives to tests with that marker.
-LEFT_OUT = {"pytest-fast": "torch"}
+LEFT_OUT = {"pytest-fast": "torch", "pytest-lowest": "torch"}
 
 TABLE_NAMES = "|".join(sorted(TABLES, key=len, reverse=True))
 TABLE = re.compile(rf"(?<=[/_])({TABLE_NAMES})(_?emulated)?(?=$|[/_])")

@@ -3,11 +3,11 @@
 # (scripts/setup.sh), then layers, C++ build, a check by clang, C++ tests, package, lint, Python
 # tests. CI runs only this script.
 #
-# usage: scripts/test.sh [--fast | --slow [tests] [clang] [asan] [tsan] [fuzz] [aarch64]]
+# usage: scripts/test.sh [--fast | --slow [tests] [lowest] [clang] [asan] [tsan] [fuzz] [aarch64]]
 #   --fast  what takes two minutes after a small change: the C++ unit tests, Python tests without
 #           torch
-#   --slow  also the slow tests, the promises of docs/promises.md about time and memory, a build of
-#           everything with clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
+#   --slow  also the slow tests, the promises of docs/promises.md about time and memory, the Python
+#           tests with the lowest versions of all dependencies, a build of everything with clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
 #           emulated Arm processor, and a quarter of an hour of fuzzing: more than three hours on
 #           two cores. With names, only those parts, in the order given; "tests" is the usual tests,
 #           the slow ones and the promises.
@@ -24,7 +24,7 @@ esac
 slow_parts=()
 for part in "${@:2}"; do
   case "$tier $part" in
-    "--slow tests" | "--slow clang" | "--slow asan" | "--slow tsan" | "--slow fuzz" | "--slow aarch64")
+    "--slow tests" | "--slow lowest" | "--slow clang" | "--slow asan" | "--slow tsan" | "--slow fuzz" | "--slow aarch64")
       slow_parts+=("$part")
       ;;
     *) echo "test.sh: unknown argument $part (see the head of the script)" >&2; exit 2 ;;
@@ -34,6 +34,7 @@ set --
 if [ "$tier" = --slow ]; then
   case " ${slow_parts[*]:-tests} " in
     *" tests "*) set -- --slow ;;
+    " lowest ") ;;
     *) set -- --native ;;
   esac
 fi
@@ -193,6 +194,16 @@ tests() {
   step promises "$venv/bin/python" benchmarks/promises.py || true
 }
 
+lowest() {
+  step lowest-versions scripts/lowest.sh || return 0
+  step pytest-lowest run_pytest_lowest || true
+}
+
+run_pytest_lowest() {  # `tests` runs what needs torch
+  local venv=build/lowest/venv
+  run_pytest_in_parallel "not slow and not torch"
+}
+
 usual_tests() {
   step layers "$venv/bin/python" scripts/check_layers.py || true
   if step build build release -DALLSPARK_BENCH=ON; then  # so that benchmarks keep compiling
@@ -223,7 +234,7 @@ case "$tier" in
   --fast) usual_tests; parts=(fast) ;;
 esac
 if [ "$tier" = --slow ] && [ ${#parts[@]} -eq 0 ]; then
-  parts=(tests clang asan tsan fuzz)
+  parts=(tests lowest clang asan tsan fuzz)
   if [ "$(uname -m)" = x86_64 ]; then parts+=(aarch64); fi
 fi
 if [ "$tier" = --slow ]; then
