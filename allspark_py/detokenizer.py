@@ -50,7 +50,8 @@ class Decoding(Protocol):
 
 
 class _Known(NamedTuple):
-    num_tokens: int  # of the tokenizer then; more may be added
+    # The ids that the next added token may have, with the tokens that have them already.
+    next_ids: dict[int, str | None]
     vocabulary: ByteLevelVocabulary | None
 
 
@@ -63,11 +64,20 @@ def _byte_level(tokenizer: Any) -> ByteLevelVocabulary | None:
     backend = _plain_backend(tokenizer)
     if backend is None:
         return None
-    num_tokens = backend.get_vocab_size()
     known = _vocabularies.get(tokenizer)
-    if known is None or known.num_tokens != num_tokens:
-        known = _vocabularies[tokenizer] = _Known(num_tokens, _read_byte_level(backend))
+    # Before tokenizers 0.23, to ask for the size of a vocabulary copies it, for a tenth of a second.
+    if known is None or any(backend.id_to_token(id) != known.next_ids[id] for id in known.next_ids):
+        known = _Known(_next_ids(backend), _read_byte_level(backend))
+        _vocabularies[tokenizer] = known
     return known.vocabulary
+
+
+def _next_ids(backend: Any) -> dict[int, str | None]:
+    """The first id after the tokens that were added, and the number of the others, which a token
+    gets that is added first, even if one has that id."""
+    last_added = max(backend.get_added_tokens_decoder(), default=-1)
+    ids = {1 + last_added, backend.get_vocab_size(with_added_tokens=False)}
+    return {id: backend.id_to_token(id) for id in ids}
 
 
 def _read_byte_level(backend: Any) -> ByteLevelVocabulary | None:

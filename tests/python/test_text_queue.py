@@ -19,6 +19,10 @@ from allspark.text_queue import MAX_WORDS, StopStrings, TextOptions
 from engine_fixture import start_engine, write_small_checkpoint
 from support.native_queue import NativeElements
 from support.vocabularies import SMALL, tokenizer_directory
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 NAMES = [*SMALL, "qwen2.5", "gpt2", "internlm2", "mistral-v3", "chatglm3"]
 TEXT = (
@@ -269,6 +273,40 @@ def test_added_tokens_are_decoded_too():
     ids = tokenizer.encode("x<a b>\N{GREEK SMALL LETTER ALPHA}y", add_special_tokens=False)
     assert open_decoding(tokenizer).put(ids) == "x<a b>\N{GREEK SMALL LETTER ALPHA}y"
     assert before.put(ids) == "xy"
+
+
+class Watched:
+    """An object of the package 'tokenizers'; notes which of its methods are called."""
+
+    def __init__(self, inner):
+        self.inner, self.called = inner, set()
+
+    def __getattr__(self, name):
+        self.called.add(name)
+        return getattr(self.inner, name)
+
+
+def test_a_request_copies_no_vocabulary(monkeypatch):
+    """tokenizers 0.22 makes a dict of all tokens even to say how many there are."""
+    tokenizer = load_tokenizer(BYTE_LEVEL[0])
+    watched = Watched(tokenizer.backend_tokenizer)
+    monkeypatch.setattr("allspark.detokenizer._plain_backend", lambda tokenizer: watched)
+    assert isinstance(open_decoding(tokenizer), ByteLevelText)
+    assert "get_vocab" in watched.called
+    watched.called.clear()
+    assert isinstance(open_decoding(tokenizer), ByteLevelText)
+    assert watched.called == {"id_to_token"}
+
+
+def test_a_token_that_fills_a_gap_is_decoded_too():
+    letters = {chr(ord("a") + i): i + 4 * (i > 2) for i in range(5)}  # 0, 1, 2, 7, 8
+    backend = Tokenizer(BPE(letters, []))
+    backend.decoder = ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert open_decoding(tokenizer).put([0, 8]) == "ae"
+    tokenizer.add_tokens(["new"])
+    (id,) = tokenizer.encode("new", add_special_tokens=False)
+    assert open_decoding(tokenizer).put([0, id, 8]) == "anewe"
 
 
 def test_a_token_id_is_not_negative():
