@@ -65,7 +65,7 @@ def load_tokenizer(
     if loader.__name__ == "AutoTokenizer":
         options["trust_remote_code"] = trust_remote_code  # Without an answer it asks on stdin.
     try:
-        tokenizer = loader.from_pretrained(str(directory), **options)
+        tokenizer = _read(loader, directory, options)
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -77,6 +77,17 @@ def load_tokenizer(
         ) from error
     check_expressions(backend_expressions(tokenizer, directory) - tried, directory)
     return tokenizer
+
+
+def _read(loader: Any, directory: Path, options: dict[str, Any]) -> Any:
+    try:
+        return loader.from_pretrained(str(directory), **options)
+    except BaseException as error:
+        # Of transformers 4; reads the SentencePiece models that the other cannot convert.
+        slow = getattr(loader, "slow_tokenizer_class", None)
+        if slow is None or not is_refusal(error):
+            raise
+        return slow.from_pretrained(str(directory), **options)
 
 
 def import_transformers() -> Any:
