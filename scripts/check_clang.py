@@ -25,7 +25,7 @@ from pathlib import Path
 _COMMON_SHARE = 0.1
 _MIN_SOURCES = 8
 # Of GCC alone.
-_UNKNOWN_FLAGS = ("-finline-small-functions",)
+_UNKNOWN_FLAGS = ("-finline-small-functions", "-Wno-subobject-linkage")
 _UNITY = re.compile(r"/Unity/unity_\d+_cxx\.cxx$")
 _UNITY_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _SYSTEM_INCLUDE = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
