@@ -65,16 +65,16 @@ def _byte_level(tokenizer: Any) -> ByteLevelVocabulary | None:
     if backend is None:
         return None
     known = _vocabularies.get(tokenizer)
-    # Before tokenizers 0.23, to ask for the size of a vocabulary copies it, for a tenth of a second.
-    if known is None or any(backend.id_to_token(id) != known.next_ids[id] for id in known.next_ids):
+    # Before tokenizers 0.23, to ask for the size of a vocabulary copies it: too slow for a request.
+    if known is None or any(backend.id_to_token(id) != at for id, at in known.next_ids.items()):
         known = _Known(_next_ids(backend), _read_byte_level(backend))
         _vocabularies[tokenizer] = known
     return known.vocabulary
 
 
 def _next_ids(backend: Any) -> dict[int, str | None]:
-    """The first id after the tokens that were added, and the number of the others, which a token
-    gets that is added first, even if one has that id."""
+    """The ids that `tokenizers` may give the next added token: the one after the last added token,
+    or the number of the model's own tokens, even where one of these has that id."""
     last_added = max(backend.get_added_tokens_decoder(), default=-1)
     ids = {1 + last_added, backend.get_vocab_size(with_added_tokens=False)}
     return {id: backend.id_to_token(id) for id in ids}

@@ -187,7 +187,7 @@ ALLOWED_SKIPS = [
     AllowedSkip(r"test_cli_terminal\.py", "^no tmux here",
                 lambda machine, step: shutil.which("tmux") is None,
                 "the command chat in tmux (scripts/setup.sh --slow installs it)"),
-    # The lowest versions of dependencies, without torch, are what a part of the slow tests is about.
+    # A part of the slow tests is about the lowest versions of dependencies, without torch.
     AllowedSkip(r"", "^could not import 'torch'", with_lowest_versions),
     AllowedSkip(r"test_(guided|text_queue)\.py",
                 "^transformers (4 converts no|does not load (characters|internlm2))",

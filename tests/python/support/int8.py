@@ -5,8 +5,10 @@ must change, and by nothing else.
 
 from __future__ import annotations
 
-import torch
+import pytest
 from support.parity import exact_model
+
+torch = pytest.importorskip("torch")
 
 
 def quantized_weight(weight):
