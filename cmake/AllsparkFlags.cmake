@@ -7,8 +7,9 @@ add_library(as_flags INTERFACE)
 target_include_directories(as_flags INTERFACE
   "${CMAKE_CURRENT_SOURCE_DIR}/csrc" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/include")
 target_compile_options(as_flags INTERFACE -ffp-contract=off -Wall -Wextra -Wshadow)
-# CMAKE_UNITY_BUILD, which presets and setup.py set, compiles eight sources at once: headers are most
-# of the time. So names in anonymous namespaces differ within a target, and may be types of members.
+# CMAKE_UNITY_BUILD, which presets and setup.py set, compiles eight sources at once, because headers
+# take most of the time. So names in anonymous namespaces must differ within a target. GCC takes the
+# sources for headers, and warns of classes with members of types that have no linkage.
 if(CMAKE_UNITY_BUILD)
   target_compile_options(as_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endif()

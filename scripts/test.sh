@@ -7,10 +7,11 @@
 #   --fast  what takes two minutes after a small change: the C++ unit tests, Python tests without
 #           torch
 #   --slow  also the slow tests, the promises of docs/promises.md about time and memory, the Python
-#           tests with the lowest versions of all dependencies, a build of everything with clang, the C++ tests under ASan+UBSan and TSan and, on x86-64, on an
-#           emulated Arm processor, and a quarter of an hour of fuzzing: more than three hours on
-#           two cores. With names, only those parts, in the order given; "tests" is the usual tests,
-#           the slow ones and the promises.
+#           tests with the lowest versions of all dependencies, a build of everything with clang, the
+#           C++ tests under ASan+UBSan and TSan and, on x86-64, on an emulated Arm processor, and a
+#           quarter of an hour of fuzzing: more than three hours on two cores. With names, only
+#           those parts, in the order given; "tests" is the usual tests, the slow ones and the
+#           promises.
 #           Soaks run for ALLSPARK_SOAK_SECONDS, that of the server for
 #           ALLSPARK_SERVER_SOAK_SECONDS (1800)
 # Logs and JUnit files are left in build/test-results. The last line is the count of all tests.
