@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Iterable
 from decimal import Decimal
-from importlib.metadata import version
 from typing import Any
 
 import jsonschema
@@ -29,6 +28,7 @@ from allspark.model_loader.tokenizer import load_tokenizer
 from engine_fixture import read_all
 from guided_fixture import OK, PROMPT, Guided, second_engine, start_guided
 from support.checkpoints import shared_data
+from support.versions import is_before
 from support.vocabularies import DATA, SMALL, tokenizer_directory
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
@@ -216,7 +216,7 @@ def walk(compiler: Compiler, form: Any, rng: np.random.Generator) -> list[int]:
 
 
 def skip_if_unreadable(name: str) -> None:
-    if name == "characters" and int(version("transformers").split(".")[0]) < 5:
+    if name == "characters" and is_before("transformers", 5):
         pytest.skip("transformers 4 converts no SentencePiece model of characters")
 
 

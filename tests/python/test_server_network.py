@@ -21,6 +21,7 @@ from support.http_server import (  # noqa: E402
     wait_for_requests,
 )
 from support.raw_http import Raw, post, request  # noqa: E402
+from support.versions import is_before  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 ASK = post(CHAT, messages=SUM, temperature=0)
@@ -68,6 +69,12 @@ def numbered(value):
     return "bytes" if isinstance(value, (bytes, dict)) else str(value)[:20]
 
 
+def says_that_it_closes(answer) -> bool:
+    if is_before("uvicorn", 0, 54):  # Older ones close and say nothing, at least up to 0.52.
+        return answer.headers.get("connection") == "close"
+    return answer.headers["connection"] == "close"
+
+
 @pytest.mark.parametrize(
     "data, status, message",
     [
@@ -98,7 +105,7 @@ def test_what_is_no_request_is_refused(server, data, status, message):
         assert answer.status == status, answer
         assert message in answer.json()["error"]["message"]
         if status == 400:
-            assert answer.headers.get("connection") == "close" or raw.is_closed()
+            assert says_that_it_closes(answer) or raw.is_closed()
     assert server.client.get("/health").status_code == 200
 
 
@@ -132,7 +139,7 @@ def test_requests_in_any_form(server):
     with Raw(server.port) as raw:
         answer = raw.send(ASK.replace(b"HTTP/1.1", b"HTTP/1.0")).answer()
         assert text_of(answer) == "12 + 35 = 47"
-        assert answer.headers.get("connection") == "close" or raw.is_closed()
+        assert says_that_it_closes(answer) or is_before("uvicorn", 0, 54)
         assert raw.is_closed()
 
 

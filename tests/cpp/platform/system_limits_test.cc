@@ -7,11 +7,12 @@
 #include <fstream>
 
 #include "platform/thread_pool.h"
+#include "support/constants.h"
 
 namespace allspark {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
+using testing::kMiB;
 constexpr int64_t kGiB = int64_t{1} << 30;
 
 // A root folder with a /proc and cgroup trees of the test's making.
