@@ -25,7 +25,9 @@ int64_t AttentionTileTokens(int64_t group);
 const std::vector<const KernelTable*>& AvailableTables();
 // Null if the name is unknown or the table is not available here.
 const KernelTable* FindTable(std::string_view name);
-// The strongest table, or the one that ALLSPARK_CPU_ISA names. Null if that one cannot run here.
+// The strongest, except where a weaker one is faster.
+const KernelTable* FastestTable();
+// The fastest table, or the one that ALLSPARK_CPU_ISA names. Null if that one cannot run here.
 const KernelTable* DefaultTable();
 
 }  // namespace allspark::kernels

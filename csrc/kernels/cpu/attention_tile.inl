@@ -316,15 +316,8 @@ struct WeightFunction {
   }
 };
 
-#if defined(AS_KERNELS_NATIVE_BF16)
-static AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
-// Subnormal weights may become zero, which does not matter here.
-static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
-static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
-  StoreBf16Quickly(p, first, second);
-}
-
-// With bfloat16 products, attention's time goes into the exponential. So this one is 2^x, by a
+#if defined(AS_VEC_HAS_FRACTION)
+// With products of 16 bits, attention's time goes into the exponential. So this one is 2^x, by a
 // polynomial of degree 4 and a scaling by a power of 2, within 3e-6. That is a thousandth of a
 // bfloat16 weight's rounding error, and a fifth of a 15-bit weight's.
 struct QuickWeightFunction {
@@ -345,9 +338,18 @@ struct QuickWeightFunction {
   }
 };
 template <>
-struct WeightFunction<uint16_t> : QuickWeightFunction {};
-template <>
 struct WeightFunction<int16_t> : QuickWeightFunction {};
+#endif
+
+#if defined(AS_KERNELS_NATIVE_BF16)
+static AS_ALWAYS_INLINE void StoreQuery(uint16_t* p, VecF x) { StoreBf16(p, x); }
+// Subnormal weights may become zero, which does not matter here.
+static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF x) { StoreBf16Quickly(p, x); }
+static AS_ALWAYS_INLINE void StoreWeights(uint16_t* p, VecF first, VecF second) {
+  StoreBf16Quickly(p, first, second);
+}
+template <>
+struct WeightFunction<uint16_t> : QuickWeightFunction {};
 #endif
 
 // Stores a query where tiles read it. Returns the factor of its scores.

@@ -38,7 +38,7 @@ static AS_ALWAYS_INLINE void FillHalfWeights(KernelTable& table) {
 static AS_ALWAYS_INLINE void FillQuantizedWeights(KernelTable& table) {
   FillForms<InBytes<ByteTiles>>(table, DType::kInt8);
   FillForms<Widened<float, DotFloat>>(table, DType::kFloat32);
-  FillForms<Widened<uint16_t, DotPair>>(table, DType::kBFloat16);
+  FillForms<Widened<uint16_t, DotFloat>>(table, DType::kBFloat16);
   table.embedding[static_cast<int>(DType::kUInt8)] = EmbeddingQuantized<Form::kBytes>;
   table.embedding[static_cast<int>(DType::kUInt4)] = EmbeddingQuantized<Form::kNibbles>;
   table.embedding[static_cast<int>(DType::kFloat8E4M3)] = EmbeddingQuantized<Form::kFloat8>;

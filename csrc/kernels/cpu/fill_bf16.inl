@@ -1,7 +1,5 @@
 // The kernels that are faster on a processor with a bfloat16 dot product: GEMM with bfloat16
-// activations, and attention. Over a bfloat16 cache, attention rounds queries and weights to
-// bfloat16. Over a quantised cache, it uses the faster exponential of attention_tile.inl, and on
-// x86 also VNNI's products of 16-bit integers.
+// activations, and attention over a bfloat16 cache, which rounds queries and weights to bfloat16.
 #pragma once
 
 #include "kernels/cpu/attention.inl"
@@ -23,7 +21,6 @@ static AS_ALWAYS_INLINE void FillBf16Gemm(KernelTable& table) {
 static AS_ALWAYS_INLINE void FillBf16Products(KernelTable& table) {
   FillBf16Gemm<DotNative>(table);
   FillAttention<CacheHead<uint16_t>, DotNative>(table, DType::kBFloat16);
-  FillQuantizedAttention(table);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Kernels that the bfloat16 dot product makes faster than the Arm baseline. The rules of
+// Kernels that the bfloat16 dot product makes faster than the Arm baseline; attention over
+// quantised caches, too, which takes the faster exponential of attention_tile.inl. The rules of
 // kernels_avx2.cc apply here too.
 #define AS_KERNELS_NATIVE_BF16 1
 #include "kernels/cpu/vec_neon.h"
@@ -7,6 +8,9 @@
 
 namespace allspark::kernels {
 
-void FillNeonBf16(KernelTable& table) noexcept { FillBf16Products(table); }
+void FillNeonBf16(KernelTable& table) noexcept {
+  FillBf16Products(table);
+  FillQuantizedAttention(table);
+}
 
 }  // namespace allspark::kernels

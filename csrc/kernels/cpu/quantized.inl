@@ -351,8 +351,15 @@ void ByteTile(const ByteBlock& block) {
 
 // Group tiles have half the columns of others, so that registers hold both sums: up to a twelfth
 // faster on a Zen 4, the more the smaller the groups. Few rows stream their weights, and would read
-// each panel twice.
+// each panel twice. On Intel's processors tiles of all columns are a tenth faster, with their sums
+// in memory (Emerald Rapids): they load less for a product, and stores take no time of multipliers.
 constexpr bool kHasGroupTiles = kLanes == 16;
+#if !defined(__x86_64__)
+#define AS_KERNELS_GROUP_TILES false
+#elif !defined(AS_KERNELS_GROUP_TILES)
+#define AS_KERNELS_GROUP_TILES !__builtin_cpu_is("intel")
+#endif
+static bool takes_group_tiles = kHasGroupTiles;  // on this processor; see FillForms
 constexpr int GroupVecs(int rows) { return rows <= 3 ? TileVecs(rows) : TileVecs(rows) / 2; }
 
 // Vectors of columns of a tile of up to kTileRows rows.
@@ -604,7 +611,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   block.scale = panel.scale;
   if (scales_last) block.scale.at = nullptr;
   block.column = 0;
-  block.in_registers = rows > kGemmFewRows && whole_groups > 0;
+  block.in_registers = takes_group_tiles && rows > kGemmFewRows && whole_groups > 0;
   block.is_strip = IsStrip(args);
   block.zero = panel.zero;
   block.offset = panel.offset;
@@ -744,6 +751,7 @@ struct InBytes {
 // Puts a family into the slots of quantised weights.
 template <class Family>
 static AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
+  if constexpr (kHasGroupTiles) takes_group_tiles = AS_KERNELS_GROUP_TILES;
   FillGemm<typename Family::template Of<Form::kBytes>>(table, DType::kUInt8, activation);
   FillGemm<OfNibbles<Family::template Of>>(table, DType::kUInt4, activation);
   if constexpr (Family::kFloats) {

@@ -141,6 +141,11 @@ static AS_ALWAYS_INLINE VecI LookUp(VecI table, VecI at) { return _mm512_shuffle
 static AS_ALWAYS_INLINE VecI LookUpPairs16(VecI table, VecI at) {
   return _mm512_permutexvar_epi16(at, table);
 }
+// For each lane the element of a table of 16 whose number is the lane's lower four bits.
+#define AS_VEC_LOOKS_UP_FLOATS 1
+static AS_ALWAYS_INLINE VecF LookUpFloats(VecF table, VecI at) {
+  return _mm512_permutexvar_ps(at, table);
+}
 static AS_ALWAYS_INLINE int32_t ReduceAddInt(VecI x) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -231,6 +236,12 @@ static AS_ALWAYS_INLINE void Interleave(VecF x, VecF y, VecF* first, VecF* secon
   *second = _mm512_permutex2var_ps(x, high, y);
 }
 
+// x - floor(x); 0 for minus infinity.
+#define AS_VEC_HAS_FRACTION 1
+static AS_ALWAYS_INLINE VecF Fraction(VecF x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
 #if defined(AS_KERNELS_NATIVE_BF16)
 // acc + the products of the pairs, with at most two roundings; subnormals count as zero.
 static AS_ALWAYS_INLINE VecF DotBf16(VecF acc, VecI a, VecI b) {
@@ -242,10 +253,6 @@ static AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
 }
 static AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF first, VecF second) {
   StoreI(p, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-}
-// x - floor(x); 0 for minus infinity.
-static AS_ALWAYS_INLINE VecF Fraction(VecF x) {
-  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 #endif
 

@@ -220,6 +220,7 @@ static AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF x) {
 static AS_ALWAYS_INLINE void StoreBf16Quickly(uint16_t* p, VecF first, VecF second) {
   vst1q_u16(p, vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second)));
 }
+#define AS_VEC_HAS_FRACTION 1
 static AS_ALWAYS_INLINE VecF Fraction(VecF x) {
   const VecF finite = Max(Set1(-200.0f), x);
   return Sub(finite, vrndmq_f32(finite));

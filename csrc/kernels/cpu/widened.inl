@@ -3,7 +3,7 @@
 // of the groups before.
 //
 // A block of the panel is widened once for all rows that pass over it, and the tiles of tile.inl do
-// the rest. On AVX2 a tile of few rows widens as it multiplies.
+// the rest. On x86-64, where products are of float32, a tile of few rows widens as it multiplies.
 #pragma once
 
 #include "kernels/cpu/quantized.inl"
@@ -217,14 +217,14 @@ static AS_ALWAYS_INLINE void AddWideOffsets(const GemmArgs& args, const QuantPan
 // without AVX-512): storing a block and reading it back costs as much as the row's products.
 template <class Dot>
 constexpr bool WidensInTiles(Form form) {
-  return kLanes == 8 && sizeof(typename Dot::A) == sizeof(float) &&
-         (form == Form::kBytes || form == Form::kNibbles);
+  return kLanes >= 8 && sizeof(typename Dot::A) == sizeof(float) &&
+         (form == Form::kBytes || form == Form::kNibbles || LooksUp(form));
 }
 
 // The most rows of such a tile. Six take as long either way.
 constexpr int kWideningRows = 4;
-// Its vectors of columns. Of one row, too, since constants take registers.
-constexpr int WideningVecs(int rows) { return rows <= 2 ? 4 : 2; }
+// Its vectors of columns. On AVX2, of one row, too, since constants take registers.
+constexpr int WideningVecs(int rows) { return rows <= 2 ? 4 : TileVecs(rows); }
 
 // The operands of such a tile.
 struct WideningArgs {
@@ -233,9 +233,10 @@ struct WideningArgs {
   const unsigned char* b;
   const uint8_t* zero;  // null: all are symmetric_zero
   int32_t symmetric_zero;
-  int64_t count;  // of k
-  float* c;       // [rows][64]
-  bool resume;    // continue from the values in c; otherwise from zero
+  const uint16_t* numbers;  // of a form that LooksUp: NibbleNumbers
+  int64_t count;            // of k
+  float* c;                 // [rows][64]
+  bool resume;              // continue from the values in c; otherwise from zero
   Fetch fetch;
 };
 
@@ -254,7 +255,17 @@ static AS_ALWAYS_INLINE VecI ByteOfLanes(VecI x) {
   }
 }
 
-// Adds the products of one k, which has this byte of the lanes.
+// Adds the products of one k.
+template <int R, int V>
+static AS_ALWAYS_INLINE void AddProducts(const float* a, int64_t lda, const VecF (&w)[V],
+                                         VecF (&acc)[R][V]) {
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    const VecF x = Set1(a[r * lda]);
+    AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, w[v], acc[r][v]);
+  }
+}
+
+// Of the k that has this byte of the lanes.
 template <int kByte, int R, int V>
 static AS_ALWAYS_INLINE void AddWidened(const float* a, int64_t lda, const VecI (&bytes)[V],
                                         const VecF (&magic_zero)[V], VecF (&acc)[R][V]) {
@@ -263,10 +274,7 @@ static AS_ALWAYS_INLINE void AddWidened(const float* a, int64_t lda, const VecI 
     const VecI u = Or(ByteOfLanes<kByte>(bytes[v]), Set1Int(kMagicBits));
     w[v] = Sub(AsFloat(u), magic_zero[v]);
   }
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    const VecF x = Set1(a[r * lda]);
-    AS_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = Fma(x, w[v], acc[r][v]);
-  }
+  AddProducts<R, V>(a, lda, w, acc);
 }
 
 // Of four k.
@@ -279,9 +287,64 @@ static AS_ALWAYS_INLINE void AddFourWidened(const float* a, int64_t lda, const V
   AddWidened<3, R, V>(a + 3, lda, bytes, magic_zero, acc);
 }
 
+#if defined(AS_VEC_LOOKS_UP_FLOATS)
+// Of the k that has the four bits at bit kShift of the lanes.
+template <int kShift, bool kZeros, int R, int V>
+static AS_ALWAYS_INLINE void AddLookedUp(const float* a, int64_t lda, const VecI (&lanes)[V],
+                                         VecF numbers, const VecF (&zero)[V], VecF (&acc)[R][V]) {
+  VecF w[V];
+  AS_UNROLL for (int v = 0; v < V; ++v) {
+    w[v] = LookUpFloats(numbers, ShiftRight<kShift>(lanes[v]));
+    if (kZeros) w[v] = Sub(w[v], zero[v]);
+  }
+  AddProducts<R, V>(a, lda, w, acc);
+}
+
+// WideningTile of a form that LooksUp.
+template <bool kZeros, int R, int V>
+void LookingUpTile(const WideningArgs& args) {
+  VecF acc[R][V], zero[V];
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      acc[r][v] = args.resume ? LoadF(args.c + r * kPanelColumns + v * kLanes) : Zero();
+    }
+  }
+  AS_UNROLL for (int v = 0; v < V; ++v) {
+    zero[v] = kZeros ? IntToFloat(LoadBytes(args.zero + v * kLanes)) : Zero();
+  }
+  const VecF numbers = LoadBf16(args.numbers);
+  const float* a = args.a;
+  const unsigned char* b = args.b;
+  const int64_t lda = args.lda;
+  Fetch fetch = args.fetch;
+  for (const float* end = a + args.count; a < end; a += 8, b += kPanelStride) {
+    FetchStep<V>(fetch);
+    VecI x[V];
+    AS_UNROLL for (int v = 0; v < V; ++v) x[v] = LoadI(b + v * kVecBytes);
+    AddLookedUp<0, kZeros, R, V>(a, lda, x, numbers, zero, acc);
+    AddLookedUp<8, kZeros, R, V>(a + 1, lda, x, numbers, zero, acc);
+    AddLookedUp<16, kZeros, R, V>(a + 2, lda, x, numbers, zero, acc);
+    AddLookedUp<24, kZeros, R, V>(a + 3, lda, x, numbers, zero, acc);
+    AddLookedUp<4, kZeros, R, V>(a + 4, lda, x, numbers, zero, acc);
+    AddLookedUp<12, kZeros, R, V>(a + 5, lda, x, numbers, zero, acc);
+    AddLookedUp<20, kZeros, R, V>(a + 6, lda, x, numbers, zero, acc);
+    AddLookedUp<28, kZeros, R, V>(a + 7, lda, x, numbers, zero, acc);
+  }
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      StoreF(args.c + r * kPanelColumns + v * kLanes, acc[r][v]);
+    }
+  }
+}
+#endif
+
 // kZeros: zero points differ.
-template <int kBits, bool kZeros, int R, int V>
+template <Form kForm, bool kZeros, int R, int V>
 void WideningTile(const WideningArgs& args) {
+#if defined(AS_VEC_LOOKS_UP_FLOATS)
+  if constexpr (LooksUp(kForm)) return LookingUpTile<kZeros, R, V>(args);
+#endif
+  constexpr int kBits = LowBits(kForm);
   VecF acc[R][V], zero[V];
   AS_UNROLL for (int r = 0; r < R; ++r) {
     AS_UNROLL for (int v = 0; v < V; ++v) {
@@ -316,35 +379,36 @@ void WideningTile(const WideningArgs& args) {
 }
 
 // All columns, as TileColumnsFrom.
-template <int kBits, int R, int V>
+template <Form kForm, int R, int V>
 static AS_ALWAYS_INLINE void WideningColumns(WideningArgs& args, int64_t columns) {
   for (; columns >= V * kLanes; columns -= V * kLanes) {
     if (args.zero == nullptr) {
-      WideningTile<kBits, false, R, V>(args);
+      WideningTile<kForm, false, R, V>(args);
     } else {
-      WideningTile<kBits, true, R, V>(args);
+      WideningTile<kForm, true, R, V>(args);
       args.zero += V * kLanes;
     }
-    args.fetch.at += args.count * kBits / 32 * args.fetch.step;
+    args.fetch.at += args.count * LowBits(kForm) / 32 * args.fetch.step;
     args.b += V * kVecBytes;
     args.c += V * kLanes;
   }
-  if constexpr (V > 1) WideningColumns<kBits, R, V / 2>(args, columns);
+  if constexpr (V > 1) WideningColumns<kForm, R, V / 2>(args, columns);
 }
 
-template <int kBits, int R = 1>
+template <Form kForm, int R = 1>
 static AS_ALWAYS_INLINE void WideningRows(int64_t rows, WideningArgs& args, int64_t columns) {
   if constexpr (R < kWideningRows) {
-    if (rows > R) return WideningRows<kBits, R + 1>(rows, args, columns);
+    if (rows > R) return WideningRows<kForm, R + 1>(rows, args, columns);
   }
-  WideningColumns<kBits, R, WideningVecs(R)>(args, columns);
+  WideningColumns<kForm, R, WideningVecs(R)>(args, columns);
 }
 
 // Of GemmWidenedRows the block of k from `k` to `next`, for few rows.
 template <class Element, Form kForm>
 static AS_ALWAYS_INLINE void AddWideningBlock(const GemmArgs& args, const QuantPanel& panel,
                                               int64_t row_begin, int64_t rows, int64_t k,
-                                              int64_t next, float* gathered, float* partial) {
+                                              int64_t next, const uint16_t* numbers,
+                                              float* gathered, float* partial) {
   const int64_t count = next - k, size = args.scales.group_size;
   const int64_t bytes = count * LowBytes(kForm);
   GatherRows(static_cast<const Element*>(args.a) + row_begin * args.lda + k, args.lda, rows, count,
@@ -355,12 +419,13 @@ static AS_ALWAYS_INLINE void AddWideningBlock(const GemmArgs& args, const QuantP
   tile.b = panel.w + k * LowBytes(kForm);
   tile.zero = panel.zero == nullptr ? nullptr : panel.zero + k / size * kPanelColumns;
   tile.symmetric_zero = panel.symmetric_zero;
+  tile.numbers = numbers;
   tile.count = count;
   tile.c = partial;
   tile.resume = k % size != 0;
   tile.fetch = FetchShare(tile.b + bytes, bytes, rows, 0, rows, bytes / kPanelStride, panel.columns,
                           WideningVecs(static_cast<int>(rows)));
-  WideningRows<LowBits(kForm)>(rows, tile, panel.columns);
+  WideningRows<kForm>(rows, tile, panel.columns);
 }
 
 template <class Element, class Dot, Form kForm>
@@ -378,7 +443,8 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
     if constexpr (WidensInTiles<Dot>(kForm)) {
       if (rows <= kWideningRows) {
         if (k == 0) destination.FetchRows(0, rows);
-        AddWideningBlock<Element, kForm>(args, panel, row_begin, rows, k, next, gathered, partial);
+        AddWideningBlock<Element, kForm>(args, panel, row_begin, rows, k, next, numbers, gathered,
+                                         partial);
         if (next == group_end) AddScaledGroup(panel, index, rows, partial, c);
         continue;
       }

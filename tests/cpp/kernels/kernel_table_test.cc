@@ -53,8 +53,20 @@ TEST(KernelTableTest, TheEnvironmentChooses) {
   }
   {
     const IsaChoice choice("");
-    EXPECT_EQ(DefaultTable(), AvailableTables().back());
+    EXPECT_EQ(DefaultTable(), FastestTable());
   }
+}
+
+// Nobody else's processor with a dot product of bfloat16 is better off without it, and AMX is
+// always faster.
+TEST(KernelTableTest, TheStrongestIsTheFastestExceptOnIntelWithoutAmx) {
+  const KernelTable* strongest = AvailableTables().back();
+  if (FastestTable() == strongest) return;
+  EXPECT_STREQ(strongest->name, "avx512_bf16");
+  EXPECT_STREQ(FastestTable()->name, "avx512_vnni");
+#if defined(__x86_64__)
+  EXPECT_TRUE(__builtin_cpu_is("intel"));
+#endif
 }
 
 TEST(KernelTableTest, EveryTableHasTheSlotsOfBothDTypes) {

@@ -35,9 +35,10 @@ inline bool AddsTo(const kernels::KernelTable& table, const proto::DecoderSpec& 
       quants.begin(), quants.end(), [](const auto& quant) { return quant.quantize_activations(); });
   const bool bf16_dots = spec.compute_type() == proto::COMPUTE_BFLOAT16;
   if (!IsEmulated(table)) return true;
-  if (IsOf(table, "avx2_vnni")) return int8_dots || cache_mode != CacheMode::kDefault;
-  if (IsOf(table, "avx512_vnni")) return int8_dots;
-  if (IsOf(table, "avx512_bf16")) return bf16_dots || cache_mode != CacheMode::kDefault;
+  if (IsOf(table, "avx2_vnni") || IsOf(table, "avx512_vnni")) {
+    return int8_dots || cache_mode != CacheMode::kDefault;
+  }
+  if (IsOf(table, "avx512_bf16")) return bf16_dots;
   return !IsAmx(table) || bf16_dots || int8_dots;
 }
 
