@@ -30,8 +30,8 @@
 #undef AS_ALWAYS_INLINE
 #define AS_ALWAYS_INLINE inline
 
-// The tiles that this processor's own kernels do not take, so that tests run both.
-#define AS_KERNELS_GROUP_TILES __builtin_cpu_is("intel")
+// What this processor's own kernels do not do, so that tests run both.
+#define AS_KERNELS_FEW_UNITS !__builtin_cpu_is("intel")
 
 #include "support/avx512_on_avx2.h"
 #include "support/emulated_amx.h"

@@ -349,17 +349,20 @@ void ByteTile(const ByteBlock& block) {
   }
 }
 
+// On Intel's processors the two units that multiply vectors of 512 bits do everything else with
+// them, too; AMD's have others. Set by FillForms.
+#if !defined(__x86_64__)
+#define AS_KERNELS_FEW_UNITS false
+#elif !defined(AS_KERNELS_FEW_UNITS)
+#define AS_KERNELS_FEW_UNITS __builtin_cpu_is("intel")
+#endif
+static bool has_few_units = false;
+
 // Group tiles have half the columns of others, so that registers hold both sums: up to a twelfth
 // faster on a Zen 4, the more the smaller the groups. Few rows stream their weights, and would read
-// each panel twice. On Intel's processors tiles of all columns are a tenth faster, with their sums
-// in memory (Emerald Rapids): they load less for a product, and stores take no time of multipliers.
+// each panel twice. With few units, tiles of all columns with their sums in memory are a tenth
+// faster (Emerald Rapids): they load less for a product, and stores take nothing from multipliers.
 constexpr bool kHasGroupTiles = kLanes == 16;
-#if !defined(__x86_64__)
-#define AS_KERNELS_GROUP_TILES false
-#elif !defined(AS_KERNELS_GROUP_TILES)
-#define AS_KERNELS_GROUP_TILES !__builtin_cpu_is("intel")
-#endif
-static bool takes_group_tiles = kHasGroupTiles;  // on this processor; see FillForms
 constexpr int GroupVecs(int rows) { return rows <= 3 ? TileVecs(rows) : TileVecs(rows) / 2; }
 
 // Vectors of columns of a tile of up to kTileRows rows.
@@ -409,13 +412,15 @@ static AS_ALWAYS_INLINE void ByteTilesOf(ByteBlock& block, int64_t& columns) {
   ByteTileColumns<kForm, R, TileVecs(R), false>(block, columns);
 }
 
+constexpr int64_t kFewUnitsUnpackRows = 40;
+
 // The most rows whose tiles unpack a form as they go. For more rows, a block is spread to bytes
 // before. With a dot product of bytes for whole vectors of 512 bits, multipliers are the limit, and
-// unpacking takes other units.
+// unpacking takes other units, if there are any.
 constexpr int64_t UnpackRows(Form form) {
   const bool takes_more = form == Form::kSixBits || form == Form::kTable;
 #if defined(AS_KERNELS_NATIVE_VNNI)
-  if (kLanes == 16) return form == Form::kSixBits ? 40 : kGemmRows;
+  if (kLanes == 16) return form == Form::kSixBits ? kFewUnitsUnpackRows : kGemmRows;
 #endif
   return takes_more ? 1 : kTileRows;
 }
@@ -500,7 +505,9 @@ struct ByteTiles {
   static constexpr bool kHasBlocks = false;    // whether Block computes some blocks as a whole
 
   // Whether a form is spread to bytes before this many rows pass over a block.
-  static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) { return rows > UnpackRows(form); }
+  static AS_ALWAYS_INLINE bool Spreads(Form form, int64_t rows) {
+    return rows > UnpackRows(form) || (has_few_units && rows > kFewUnitsUnpackRows);
+  }
 
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left, int64_t) {
     return TileShape<ByteTiles>::NextRows(left);
@@ -611,7 +618,7 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   block.scale = panel.scale;
   if (scales_last) block.scale.at = nullptr;
   block.column = 0;
-  block.in_registers = takes_group_tiles && rows > kGemmFewRows && whole_groups > 0;
+  block.in_registers = !has_few_units && rows > kGemmFewRows && whole_groups > 0;
   block.is_strip = IsStrip(args);
   block.zero = panel.zero;
   block.offset = panel.offset;
@@ -751,7 +758,7 @@ struct InBytes {
 // Puts a family into the slots of quantised weights.
 template <class Family>
 static AS_ALWAYS_INLINE void FillForms(KernelTable& table, DType activation) {
-  if constexpr (kHasGroupTiles) takes_group_tiles = AS_KERNELS_GROUP_TILES;
+  if constexpr (kLanes == 16) has_few_units = AS_KERNELS_FEW_UNITS;
   FillGemm<typename Family::template Of<Form::kBytes>>(table, DType::kUInt8, activation);
   FillGemm<OfNibbles<Family::template Of>>(table, DType::kUInt4, activation);
   if constexpr (Family::kFloats) {
