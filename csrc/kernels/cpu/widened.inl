@@ -287,6 +287,27 @@ static AS_ALWAYS_INLINE void AddFourWidened(const float* a, int64_t lda, const V
   AddWidened<3, R, V>(a + 3, lda, bytes, magic_zero, acc);
 }
 
+// The sums that a tile of WideningArgs continues from, and where it leaves them.
+template <int R, int V>
+static AS_ALWAYS_INLINE void LoadSums(const WideningArgs& args, VecF (&acc)[R][V]) {
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      acc[r][v] = args.resume ? LoadF(args.c + r * kPanelColumns + v * kLanes) : Zero();
+    }
+  }
+}
+template <int R, int V>
+static AS_ALWAYS_INLINE void KeepSums(const WideningArgs& args, const VecF (&acc)[R][V]) {
+  AS_UNROLL for (int r = 0; r < R; ++r) {
+    AS_UNROLL for (int v = 0; v < V; ++v) {
+      StoreF(args.c + r * kPanelColumns + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+// A tile of a form that LooksUp. kZeros: zero points differ.
+template <bool kZeros, int R, int V>
+void LookingUpTile(const WideningArgs& args);
 #if defined(AS_VEC_LOOKS_UP_FLOATS)
 // Of the k that has the four bits at bit kShift of the lanes.
 template <int kShift, bool kZeros, int R, int V>
@@ -300,15 +321,10 @@ static AS_ALWAYS_INLINE void AddLookedUp(const float* a, int64_t lda, const VecI
   AddProducts<R, V>(a, lda, w, acc);
 }
 
-// WideningTile of a form that LooksUp.
 template <bool kZeros, int R, int V>
 void LookingUpTile(const WideningArgs& args) {
   VecF acc[R][V], zero[V];
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] = args.resume ? LoadF(args.c + r * kPanelColumns + v * kLanes) : Zero();
-    }
-  }
+  LoadSums<R, V>(args, acc);
   AS_UNROLL for (int v = 0; v < V; ++v) {
     zero[v] = kZeros ? IntToFloat(LoadBytes(args.zero + v * kLanes)) : Zero();
   }
@@ -330,27 +346,15 @@ void LookingUpTile(const WideningArgs& args) {
     AddLookedUp<20, kZeros, R, V>(a + 6, lda, x, numbers, zero, acc);
     AddLookedUp<28, kZeros, R, V>(a + 7, lda, x, numbers, zero, acc);
   }
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      StoreF(args.c + r * kPanelColumns + v * kLanes, acc[r][v]);
-    }
-  }
+  KeepSums<R, V>(args, acc);
 }
 #endif
 
-// kZeros: zero points differ.
-template <Form kForm, bool kZeros, int R, int V>
+// A tile of other forms.
+template <int kBits, bool kZeros, int R, int V>
 void WideningTile(const WideningArgs& args) {
-#if defined(AS_VEC_LOOKS_UP_FLOATS)
-  if constexpr (LooksUp(kForm)) return LookingUpTile<kZeros, R, V>(args);
-#endif
-  constexpr int kBits = LowBits(kForm);
   VecF acc[R][V], zero[V];
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] = args.resume ? LoadF(args.c + r * kPanelColumns + v * kLanes) : Zero();
-    }
-  }
+  LoadSums<R, V>(args, acc);
   MagicZeros<V>(kZeros ? args.zero : nullptr, args.symmetric_zero, zero);
   const float* a = args.a;
   const unsigned char* b = args.b;
@@ -371,10 +375,15 @@ void WideningTile(const WideningArgs& args) {
       a += 4;
     }
   }
-  AS_UNROLL for (int r = 0; r < R; ++r) {
-    AS_UNROLL for (int v = 0; v < V; ++v) {
-      StoreF(args.c + r * kPanelColumns + v * kLanes, acc[r][v]);
-    }
+  KeepSums<R, V>(args, acc);
+}
+
+template <Form kForm, bool kZeros, int R, int V>
+static AS_ALWAYS_INLINE void WidenedTile(const WideningArgs& args) {
+  if constexpr (LooksUp(kForm)) {
+    LookingUpTile<kZeros, R, V>(args);
+  } else {
+    WideningTile<LowBits(kForm), kZeros, R, V>(args);
   }
 }
 
@@ -383,9 +392,9 @@ template <Form kForm, int R, int V>
 static AS_ALWAYS_INLINE void WideningColumns(WideningArgs& args, int64_t columns) {
   for (; columns >= V * kLanes; columns -= V * kLanes) {
     if (args.zero == nullptr) {
-      WideningTile<kForm, false, R, V>(args);
+      WidenedTile<kForm, false, R, V>(args);
     } else {
-      WideningTile<kForm, true, R, V>(args);
+      WidenedTile<kForm, true, R, V>(args);
       args.zero += V * kLanes;
     }
     args.fetch.at += args.count * LowBits(kForm) / 32 * args.fetch.step;
