@@ -159,12 +159,13 @@ def measure_limits(
 
 
 def combine(slots: Sequence[Slot], pick: Callable[[list[float]], float]) -> Slot:
-    """Combines several slots into one, rate by rate. Without an instruction for a dot product,
-    float32 multiply-adds do its work, so their rate counts."""
+    """Combines several slots into one, rate by rate. Without an instruction for a dot product, or
+    where it is slower, float32 multiply-adds do its work, so their rate counts."""
     found: Slot = {}
     for key in LIMITS:
         rates = [rate for slot in slots if (rate := slot.get(key)) is not None]
         found[key] = pick(rates) if rates else None
     for key in ("bf16_gflop_s", "int8_gop_s"):
-        found[key] = found[key] or found["fma_gflop_s"]
+        rates = [rate for rate in (found[key], found["fma_gflop_s"]) if rate is not None]
+        found[key] = max(rates, default=None)
     return found

@@ -1527,6 +1527,16 @@ def test_fractions_come_from_the_limits(load) -> None:
     assert found["decode_tok_s_limit"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(("dots", "rate"), [(None, 350.0), (170.0, 350.0), (400.0, 400.0)])
+def test_multiply_adds_are_the_limit_where_they_are_faster_than_a_dot_product(
+    load, dots, rate
+) -> None:
+    slot = {"read_gb_s": 30.0, "fma_gflop_s": 350.0, "bf16_gflop_s": dots, "int8_gop_s": 1300.0}
+    found = load("machine").combine([slot], max)
+    assert (found["bf16_gflop_s"], found["int8_gop_s"]) == (rate, 1300.0)
+    assert load("machine").combine([], max)["bf16_gflop_s"] is None
+
+
 def test_a_common_beginning_is_work_once(load) -> None:
     metrics, workloads = load("metrics"), load("workloads")
     shape = load("checkpoints").SHAPES["0.5B"]
