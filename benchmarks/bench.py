@@ -201,7 +201,7 @@ class Bench:
             earlier["settings"].update(may_change)
             # Measurements that were disturbed in an earlier run may be repeated in this one.
             kept = [each for each in earlier["measurements"] if "disturbed" not in each]
-            new = {**earlier, "measurements": kept}
+            new = {**earlier, "command": new["command"], "measurements": kept}
         everybody = [each for group in self._ready.values() for each in group]
         new["ours"] = sorted({each.label for each in everybody if each.engine.is_ours})
         new["contestants"] = {

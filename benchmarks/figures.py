@@ -18,6 +18,7 @@ from report import (
     FIGURES,
     Result,
     bars_met,
+    beside,
     best_peer_cell,
     cell,
     figure_of,
@@ -74,7 +75,7 @@ def _link(path: Path, folder: Path) -> str:
 
 
 def _missing(command: str) -> list[str]:
-    return [f"Nothing of this version has been measured yet (`{command}`).", ""]
+    return [f"There is no measurement of this yet (`{command}`).", ""]
 
 
 def _shapes(result: Result) -> list[str]:
@@ -92,7 +93,7 @@ def headline(results: Results, folder: Path) -> list[str]:
             if rows and kind not in lines:
                 header = [f"{SHAPES[shape].title} on {kind}", *_ours_shown(result, shape)]
                 lines[kind] = [origin(source.record), ""]
-                lines[kind] += table([*header, "best peer"], rows)
+                lines[kind] += [*table([*header, "best peer"], rows), beside(result, shape), ""]
     written = [line for each in lines.values() for line in each]
     return written or _missing("python benchmarks/compare.py")
 
@@ -134,7 +135,7 @@ def engines(results: Results, folder: Path) -> list[str]:
         for shape in _shapes(result):
             lines += [f"{SHAPES[shape].title}:", ""]
             lines += summary(result, shape, _SHOWN, with_range=False)
-            lines += [bars_met(result, shape), ""]
+            lines += [beside(result, shape), bars_met(result, shape), ""]
     return lines or _missing("python benchmarks/compare.py")
 
 
@@ -153,9 +154,15 @@ def expected(results: Results, folder: Path) -> list[str]:
             if not rows:
                 continue
             title = f"{SHAPES[shape].title} on {source.record['machine']['kind']}"
-            names = [label.partition(" ")[2] for label in ours]
+            names = [_form(label) for label in ours]
             lines += [origin(source.record), "", *table([title, *names], rows)]
     return lines or _missing("python benchmarks/compare.py")
+
+
+def _form(label: str) -> str:
+    """What a user chooses: a precision, and whether a server is in between."""
+    engine, _, precision = label.partition(" ")
+    return f"{precision}, over HTTP" if engine.endswith("-serve") else precision
 
 
 def _plain(result: Result, shape: str, label: str, metric: str) -> str:

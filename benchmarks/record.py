@@ -72,7 +72,7 @@ def command() -> str:
             next(arguments, None)
         elif word != "--resume" and word.partition("=")[0] not in _OWN_OPTIONS:
             # Where a machine has a folder says nothing to others.
-            words.append(re.sub(r"[^=]*/", "", word.rstrip("/")))
+            words.append(re.sub(r"(^|=)\.{0,2}/(?:.*/)?(?=.)", r"\1", word.rstrip("/")))
     return " ".join(words)
 
 

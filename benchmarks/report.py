@@ -217,6 +217,21 @@ def best_peer_cell(result: Result, shape: str, metric: str) -> str:
     return f"{value:,.{figure_of(metric).digits}f} ({', '.join(about)})"
 
 
+def beside(result: Result, shape: str) -> str:
+    """A sentence: which peers took part, and which of them have no value of a workload."""
+    workloads = [each for each in result.workloads if each in WORKLOADS]
+    told = []
+    for label in result.peers(shape):
+        found = {each: result.measurements(shape, label, each) for each in workloads}
+        missing = [
+            f"{workload} {_no_value(measurements)}"
+            for workload, measurements in found.items()
+            if measurements and not any("values" in each for each in measurements)
+        ]
+        told.append(f"{label} ({', '.join(missing)})" if missing else label)
+    return f"Beside: {', '.join(told)}." if told else "Beside: none."
+
+
 def _of_the_limit(result: Result, shape: str, label: str, metric: str) -> list[str]:
     """The percentage, and how often the measured limit was too low to give one."""
     fractions = result.values(shape, label, f"{metric}_limit")

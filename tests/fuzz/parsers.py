@@ -19,19 +19,18 @@ TARGETS = {
     target.name: target
     for target in (
         Target("safetensors", files.safetensors_seeds, files.run_safetensors,
-               files.mutated_safetensors, LOADERS, 1000000),
+               files.mutated_safetensors, LOADERS),
         Target("gguf", files.gguf_seeds, files.run_gguf,
-               lambda rng, seeds: mutated_bytes(rng, seeds, files.GGUF_TOKENS), LOADERS, 200000),
+               lambda rng, seeds: mutated_bytes(rng, seeds, files.GGUF_TOKENS), LOADERS),
         Target("gguf_tokenizer", settings.gguf_tokenizer_seeds, settings.run_gguf_tokenizer,
-               mutated_json, LOADERS, 1000000),
-        Target("pickle", files.pickle_seeds, files.run_pickle, files.mutated_pickle, LOADERS,
-               300000),
-        Target("config", settings.config_seeds, settings.run_config, mutated_json, LOADERS, 300000),
+               mutated_json, LOADERS),
+        Target("pickle", files.pickle_seeds, files.run_pickle, files.mutated_pickle, LOADERS),
+        Target("config", settings.config_seeds, settings.run_config, mutated_json, LOADERS),
         Target("quantization", settings.quantization_seeds, settings.run_quantization,
-               mutated_json, LOADERS, 1000000),
+               mutated_json, LOADERS),
         Target("chat_template", settings.chat_template_seeds, settings.run_chat_template,
-               mutated_json, LOADERS, 100000),
+               mutated_json, LOADERS),
         Target("guided_format", settings.guided_format_seeds, settings.run_guided_format,
-               mutated_json, (ValueError, TypeError), 1000000),
+               mutated_json, (ValueError, TypeError)),
     )
 }  # fmt: skip

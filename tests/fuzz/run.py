@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fuzzes the Python parsers: `run.py` all of them, `run.py NAME...` some.
 
-    --runs N    of each target; default: about a minute's worth (parsers.py)
+    --runs N    of each target; default: a million
     --seed N    of the mutations; default: a new one each time, which is printed
     --replay    instead, runs the seeds and the inputs of earlier faults in tests/fuzz/cases
     --list      instead, prints the names
@@ -122,7 +122,7 @@ def replay(target: Target) -> int:
 def main(arguments: Iterable[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[[], *TARGETS], metavar="NAME")
-    parser.add_argument("--runs", type=int)
+    parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--replay", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -143,7 +143,7 @@ def main(arguments: Iterable[str]) -> int:
             if options.replay:
                 faults += replay(target)
             else:
-                faults += fuzz(target, options.runs or target.runs, seed)
+                faults += fuzz(target, options.runs, seed)
     finally:
         remove_scratch()
     return 1 if faults else 0

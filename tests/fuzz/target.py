@@ -31,14 +31,11 @@ LOADERS: Documented = (errors.ModelSerializerException,)
 
 @dataclass(frozen=True)
 class Target:
-    """``runs``: the number of runs in the slow tests, which takes about a minute."""
-
     name: str
     seeds: Callable[[], list[bytes]]
     run: Callable[[bytes], None]
     mutate: Mutate
     documented: Documented
-    runs: int
 
 
 @functools.cache

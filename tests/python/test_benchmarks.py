@@ -215,6 +215,13 @@ def test_a_recorded_command_names_no_folder(load, monkeypatch, words: list[str])
     assert recorded.replace("=", " ") == "python benchmarks/lora.py --rounds 5 --x b"
 
 
+def test_a_recorded_command_names_engines_as_they_were_asked_for(load, monkeypatch) -> None:
+    words = ["--engines", "allspark/bf16,llama.cpp/Q8_0", "--resume"]
+    monkeypatch.setattr(sys, "argv", ["./compare.py", *words])
+    expected = "python benchmarks/compare.py --engines allspark/bf16,llama.cpp/Q8_0"
+    assert load("record").command() == expected
+
+
 def test_bytes_are_those_of_the_profile(load) -> None:
     profile = """model 'm', amx kernels, 2 threads: 100 forward passes, 1.276 s in operations
 operation               calls           ms   share     GB/s     Gop/s
@@ -776,6 +783,23 @@ def test_documents_quote_the_comparison(tmp_path: Path, load) -> None:
     assert "[Report](../results/zen9-avx2/engines.md)" in blocks["engines"]
     missed = "single.decode_tok_s of best: 0.500 of the best peer (1 wanted)"
     assert f"2 of these are met. Open: {missed}." in blocks["engines"]
+
+
+def test_documents_say_what_a_column_is_and_who_took_part(tmp_path: Path, load) -> None:
+    record, figures = load("record"), load("figures")
+    speeds = {"b32.output_tok_s": [100.0]}
+    ours = ["allspark bf16", "allspark-serve bf16"]
+    late = {"round": 1, "of": of_tiny("b32", "late-serve bf16"), "took_s": 1.0,
+            "stopped": {"after_s": 60.0, "ours_s": 20.0}}  # fmt: skip
+    served = a_record({label: speeds for label in (*ours, "fast int4")}, late)
+    served["ours"], served["settings"]["workloads"] = ours, ["b32"]
+    record.write(tmp_path / "results" / "zen9-avx2" / "engines.json", served)
+    results = figures.Results(tmp_path / "results")
+    expected = "\n".join(figures.BLOCKS["expected"](results, tmp_path / "docs"))
+    assert "on zen9-avx2 | bf16 | bf16, over HTTP |" in expected
+    for name in ("headline", "engines"):
+        text = "\n".join(figures.BLOCKS[name](results, tmp_path / "docs"))
+        assert "Beside: fast int4, late-serve bf16 (b32 over 3 × our time)." in text
 
 
 def test_a_recorded_run_is_rendered_again(tmp_path: Path, load) -> None:

@@ -49,6 +49,23 @@ def test_links_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+def anchors_of(path: Path) -> set[str]:
+    """The fragments of a page: its own, and those that GitHub makes of headings."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    own = re.findall(r'<a id="([^"]+)">', text)
+    return {*own, *(title.strip().replace(" ", "-") for title in plain)}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_fragments_are_headings(path):
+    for target, fragment in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", path.read_text()):
+        if not target.startswith(("http:", "https:")):
+            page = path.parent / target if target else path
+            assert fragment in anchors_of(page), f"{path.name} links to {target}#{fragment}"
+
+
 def test_commands_of_the_readme_exist():
     text = (ROOT / "README.md").read_text()
     for script in set(re.findall(r"scripts/\w+\.sh", text)):
@@ -343,6 +360,40 @@ def test_results_are_one_set_for_each_kind_of_machine():
             share = measurement.get("values", {}).get("others_share", 0)
             assert share <= 0.08, (path, measurement["of"])
     assert all(len(found) == 1 for found in commits.values()), commits
+
+
+def test_recorded_commands_measure_what_is_recorded(load):
+    """The same engines, rows and rounds."""
+    compare = load("compare")
+    for path in RESULTS:
+        record = json.loads(path.read_text())
+        if record["benchmark"] == "engines":
+            python, script, *arguments = shlex.split(record["command"])
+            options = compare.parse_arguments(arguments)
+            assert (python, script) == ("python", "benchmarks/compare.py"), path
+            for name in ("engines", "shapes", "workloads", "rounds", "divisor"):
+                assert getattr(options, name) == record["settings"][name], (path, name)
+
+
+def test_recorded_fractions_are_those_of_the_limits_beside_them(load):
+    bench, machine = load("bench"), load("machine")
+    engines = {engine.name: engine for engine in bench.ENGINES.values()}
+    for path in RESULTS:
+        record = json.loads(path.read_text())
+        for measurement in record["measurements"]:
+            if "limits" not in measurement:
+                continue
+            of, values = measurement["of"], measurement["values"]
+            shape = bench.SHAPES[of["shape"]]
+            name, _, precision = of["engine"].partition(" ")
+            divisor = record["settings"]["divisor"]
+            work = bench.make_workload(of["workload"], shape.vocab_size, divisor)
+            found = bench.fractions(
+                shape, engines[name].precisions[precision], work, values,
+                machine.combine([measurement["limits"]], max),
+            )  # fmt: skip
+            recorded = {key: value for key, value in values.items() if key.endswith("_limit")}
+            assert recorded == pytest.approx(found), (path, of)
 
 
 def test_reports_are_those_of_the_results(load):

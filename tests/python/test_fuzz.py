@@ -60,7 +60,7 @@ def target(name, body):
         if data != b"seed":
             exec(body)
     return parsers.Target(
-        name, lambda: [b"seed"], faulty, lambda rng, seeds: b"changed", parsers.LOADERS, 2)
+        name, lambda: [b"seed"], faulty, lambda rng, seeds: b"changed", parsers.LOADERS)
 
 run.CASES, run.MOST_SECONDS = pathlib.Path(sys.argv[1]), 0.2
 run.TARGETS.clear()
@@ -71,7 +71,7 @@ sys.exit(run.main(sys.argv[2:]))
 
 
 def test_a_fault_is_found_kept_and_found_again(repo_root, tmp_path):
-    for arguments in ([], ["--replay"]):
+    for arguments in (["--runs", "2"], ["--replay"]):
         result = run(repo_root, str(tmp_path), *arguments, code=PROGRAM % list(FAULTY))
         assert result.returncode == 1
         assert faults(result) == {f"faulty{number}": 1 for number in range(len(FAULTY))}

@@ -22,8 +22,8 @@ AMX = set().union(*allowed_skips.X86_TABLES.values())
 def machine(**changes) -> allowed_skips.Machine:
     """A machine that lacks nothing but AVX-512 and Arm."""
     settings = {"architecture": "x86_64", "flags": AVX2, "num_cores": 2, "has_shared_data": True,
-                "has_peft": True, "has_browser": True, "can_mount": True,
-                "is_debian": True}  # fmt: skip
+                "has_peft": True, "has_browser": True, "can_mount": True, "is_debian": True,
+                "needs_oracles": False}  # fmt: skip
     return allowed_skips.Machine(**{**settings, **changes})
 
 
@@ -115,6 +115,8 @@ SHARED = "shared test data is absent: /x/shared/data (set ALLSPARK_SHARED_DATA)"
         (pytest_case("test_lora_peft", "t", "the package peft, an oracle, is not installed"), {},
          "peft"),
         (pytest_case("test_ui_browser", "t", "no chromium here"), {}, "no chromium"),
+        (pytest_case("test_fast_llm", "t", "the oracle fast-llm is not installed"),
+         {"needs_oracles": True}, "the oracle fast-llm"),
         ('<testcase classname="tests.python.test_a" name="t"><skipped type="pytest.xfail" '
          'message=""/></testcase>', {"has_shared_data": False}, "test_a.py::t: no reason"),
         ('<testcase name="A.a" status="disabled"/>', {}, "ctest: A.a: no reason"),
@@ -140,6 +142,8 @@ def test_a_skip_that_is_not_allowed_fails(tmp_path, capsys, case, changes, messa
          "../shared/data"),
         (pytest_case("test_ui_browser", "t", "no selenium here"), "pytest", {"has_browser": False},
          "the server's page in a browser"),
+        (pytest_case("test_fast_llm", "t", "the oracle fast-llm is not installed"), "pytest",
+         {}, "FastLLM"),
         (gtest("ThreadPoolTest.A", "one core only"), "ctest", {"num_cores": 1}, "several cores"),
         (gtest("KernelTableTest.TheEmulationIsAmongTheTestedTables", "no SIMDe (x)"), "ctest",
          {"flags": {"sse4_2"}}, "kernel table amx: not at all"),
@@ -305,6 +309,9 @@ def test_the_steps_are_those_of_the_test_script():
     assert set(expected) == steps - set(sum_results.SAME_TESTS)
     assert all(groups for groups in expected.values())
     assert "no-tests=ignore" not in script
+    # Documents rely on these, which are no tests.
+    assert re.search(r"^  step promises .*benchmarks/promises\.py", script, re.MULTILINE)
+    assert re.search(r"^ +step model-table .*model_table\.py --check", script, re.MULTILINE)
     assert 'sum_results.py "$results" "${failed_steps[@]}" --of' in script
 
 
