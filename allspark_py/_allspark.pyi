@@ -319,13 +319,18 @@ class ModelImage: ...
 
 class ModelWriter:
     def __init__(
-        self, spec: bytes, build: bytes, graph_path: str = "", param_path: str = ""
+        self,
+        spec: bytes,
+        build: bytes,
+        graph_path: str = "",
+        param_path: str = "",
+        search_scales: bool = False,
     ) -> None: ...
     def add_tensor(self, name: str, row_begin: int, data: np.ndarray, dtype: str) -> None: ...
     def finish(self) -> ModelImage | None: ...
 
 def quantize_rows(
-    weight: np.ndarray, bits: int, asymmetric: bool, group_size: int
+    weight: np.ndarray, bits: int, asymmetric: bool, group_size: int, search: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]: ...
 
 class LayerRunner:

@@ -78,6 +78,7 @@ class Plan:
 
     spec: Any  # proto.DecoderSpec
     build: Any  # proto.BuildRecord
+    search: bool  # for the scales of 4-bit weights that are quantised here
     computed: dict[str, NDArray[Any]]  # tensors that are not in the checkpoint
     parts: list[Part] = field(repr=False)
 
@@ -184,12 +185,14 @@ def make_plan(
     warn_of_dequantized(parts, [quant.tensor for quant in spec.weight_quant], data_type)
     if spec.weight_quant:
         required_tensors(spec.SerializeToString())  # The engine's own checks, before data is read.
+    options = {"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)}
+    search = quantization is not None and quantization.searches(spec.weight_quant)
+    if search:
+        options["search"] = "true"
     build = message_class("BuildRecord")(
-        version=package_version(),
-        source=checkpoint.directory.name,
-        options={"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)},
+        version=package_version(), source=checkpoint.directory.name, options=options
     )
-    return Plan(spec, build, computed, parts)
+    return Plan(spec, build, search, computed, parts)
 
 
 def _sources(rules: Iterable[Weight], required: list[RequiredTensor]) -> set[str]:
@@ -240,7 +243,11 @@ def write_model(
     writes the files and returns None.
     """
     writer = writer_class(
-        plan.spec.SerializeToString(), plan.build.SerializeToString(), graph_path, param_path
+        plan.spec.SerializeToString(),
+        plan.build.SerializeToString(),
+        graph_path,
+        param_path,
+        plan.search,
     )
     try:
         with _progress(sum(part.source.nbytes for part in plan.parts)) as advance:

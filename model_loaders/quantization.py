@@ -39,6 +39,7 @@ _KEYS = (
     "group_settings",
     "format_settings",
     "modules_to_not_convert",
+    "search",
     *TABLES,
 )
 
@@ -63,12 +64,17 @@ class Quantization:
     group_settings: Mapping[str, int] = field(default_factory=dict)  # by pattern, first match wins
     format_settings: Mapping[str, str] = field(default_factory=dict)  # the same
     modules_to_not_convert: tuple[str, ...] = ()
+    search: bool = False  # for the scales of 4-bit groups
     tables: Mapping[str, str | None] = field(default_factory=dict)  # formats of lm_head, embedding
 
     @property
     def keeps_checkpoint(self) -> bool:
         """Whether weights of a quantised checkpoint are kept."""
         return self.quant_method not in _METHODS
+
+    def searches(self, quants: Iterable[Any]) -> bool:
+        """Whether scales are searched for weights of these WeightQuant messages."""
+        return self.search and not self.keeps_checkpoint and any(q.bits == 4 for q in quants)
 
     def check_method(self, checkpoint_method: str | None, has_integers: bool) -> None:
         """Raises an error unless the checkpoint has the quantisation that is to be kept."""
@@ -258,6 +264,7 @@ def parse_quantization(
             "format_settings", config, _checked_format, "weight formats"
         ),
         modules_to_not_convert=_checked_modules(config.get("modules_to_not_convert")),
+        search=_checked_search(config.get("search", False)),
         tables={
             key: None if config[key] is None else _checked_format(key, config[key])
             for key in TABLES
@@ -314,6 +321,12 @@ def _checked_format(key: str, value: Any) -> str:
             f"supported are {', '.join(_FORMATS)}"
         )
     raise _error(key, value, _FORMATS)
+
+
+def _checked_search(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _error("search", value, (False, True))
+    return value
 
 
 def _check_activate_format(value: Any, quantize_activations: bool | None) -> None:

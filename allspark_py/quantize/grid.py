@@ -67,8 +67,11 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     )
 
 
-def quantize(weight: Floats, weight_format: WeightFormat) -> QuantizedWeight:
-    """Rounds to the nearest, as the engine's own writer does (method `rtn`).
+def quantize(
+    weight: Floats, weight_format: WeightFormat, search: bool = False
+) -> QuantizedWeight:
+    """Rounds to the nearest, as the engine's own writer does (method `rtn`); with `search`, as it
+    does where it searches the scales of 4 bits.
 
     Raises:
         ValueError: a weight is not finite; the message names its row and column.
@@ -78,6 +81,7 @@ def quantize(weight: Floats, weight_format: WeightFormat) -> QuantizedWeight:
         weight_format.bits,
         weight_format.asymmetric,
         weight_format.group_size,
+        search,
     )
     return QuantizedWeight(weight_format, values, scales, zeros)
 

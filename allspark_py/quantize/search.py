@@ -19,7 +19,7 @@ from allspark.quantize.grid import (
 )
 from numpy.typing import NDArray
 
-# Parts of the range that are tried.
+# Parts of the range that are tried, as the engine's own writer tries them.
 PARTS = tuple(np.float32(1 - step / 20) for step in range(13))
 _ROWS = 256  # at a time, which bounds the temporary memory
 
@@ -28,8 +28,10 @@ def search(
     weight: Floats, weight_format: WeightFormat, importance: Floats | None = None
 ) -> QuantizedWeight:
     """`importance` [in_features]: what the squared error of each feature counts, such as the mean
-    square of the input. None: all count the same.
+    square of the input. None: all count the same, as in the engine's own writer.
     """
+    if importance is None:
+        return quantize(weight, weight_format, search=True)
     return stacked(
         [
             _search(weight[begin : begin + _ROWS], weight_format, importance)
@@ -38,9 +40,7 @@ def search(
     )
 
 
-def _search(
-    weight: Floats, weight_format: WeightFormat, importance: Floats | None
-) -> QuantizedWeight:
+def _search(weight: Floats, weight_format: WeightFormat, importance: Floats) -> QuantizedWeight:
     best = quantize(weight, weight_format)
     best_error = _errors(weight, best, importance)
     groups = weight.reshape(*best.scales.shape, -1)
@@ -68,12 +68,11 @@ def _narrowed(
     return QuantizedWeight(full.format, full.values, scales, zeros)
 
 
-def _errors(weight: Floats, quantized: QuantizedWeight, importance: Floats | None) -> Floats:
+def _errors(weight: Floats, quantized: QuantizedWeight, importance: Floats) -> Floats:
     """[rows, groups]"""
     error = weight - quantized.to_float()
     error *= error
-    if importance is not None:
-        error *= importance
+    error *= importance
     return error.reshape(*quantized.scales.shape, -1).sum(axis=2, dtype=np.float32)
 
 

@@ -35,7 +35,7 @@ Result<DType> ParseDType(std::string_view name) {
 class ModelSerializerImpl final : public ModelSerializer {
  public:
   Status Open(std::string_view spec_bytes, std::string_view build_bytes,
-              const std::string& graph_path, const std::string& param_path) {
+              const std::string& graph_path, const std::string& param_path, bool search_scales) {
     Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);
     if (!spec.ok()) return spec.status();
     proto::BuildRecord build;
@@ -48,7 +48,7 @@ class ModelSerializerImpl final : public ModelSerializer {
       // No threads to be had: the writer works on the caller's alone.
     }
     Result<std::unique_ptr<ModelWriter>> writer =
-        ModelWriter::Create(*spec, build, graph_path, param_path, pool_.get());
+        ModelWriter::Create(*spec, build, graph_path, param_path, pool_.get(), search_scales);
     if (!writer.ok()) return writer.status();
     writer_ = std::move(*writer);
     return Status::Ok();
@@ -88,7 +88,8 @@ class ModelSerializerImpl final : public ModelSerializer {
 }  // namespace
 
 Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bits, bool asymmetric,
-                    int64_t group_size, uint8_t* values, float* scales, uint8_t* zeros) {
+                    int64_t group_size, bool search, uint8_t* values, float* scales,
+                    uint8_t* zeros) {
   constexpr int64_t kElementsAtOnce = 4;  // as QuantizeRow takes them
   if (bits != 4 && bits != 8) {
     return Status::InvalidArgument("bits is " + std::to_string(bits) + "; it must be 4 or 8");
@@ -99,7 +100,7 @@ Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bit
                                    "; it must divide the " + std::to_string(cols) +
                                    " columns, and be a multiple of 4");
   }
-  const weights::QuantFormat format{static_cast<int32_t>(bits), asymmetric, size};
+  const weights::QuantFormat format{static_cast<int32_t>(bits), asymmetric, size, search};
   const int64_t groups = cols / size;
   std::vector<BFloat16> row_scales(static_cast<size_t>(groups));
   for (int64_t row = 0; row < rows; ++row) {
@@ -137,9 +138,10 @@ Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec_byt
 Result<std::unique_ptr<ModelSerializer>> ModelSerializer::Create(std::string_view spec,
                                                                  std::string_view build,
                                                                  const std::string& graph_path,
-                                                                 const std::string& param_path) {
+                                                                 const std::string& param_path,
+                                                                 bool search_scales) {
   auto serializer = std::make_unique<ModelSerializerImpl>();
-  AS_RETURN_IF_ERROR(serializer->Open(spec, build, graph_path, param_path));
+  AS_RETURN_IF_ERROR(serializer->Open(spec, build, graph_path, param_path, search_scales));
   return std::unique_ptr<ModelSerializer>(std::move(serializer));
 }
 

@@ -18,10 +18,10 @@ namespace {
 
 std::unique_ptr<ModelSerializer> CreateWriter(const std::string& spec, const std::string& build,
                                               const std::string& graph_path,
-                                              const std::string& param_path) {
+                                              const std::string& param_path, bool search_scales) {
   auto serializer = [&] {
     const GilReleased released;
-    return ModelSerializer::Create(spec, build, graph_path, param_path);
+    return ModelSerializer::Create(spec, build, graph_path, param_path, search_scales);
   }();
   ThrowIfError(serializer.status());
   return std::move(*serializer);
@@ -86,7 +86,8 @@ void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begi
 }
 
 // (values uint8 [n, k], scales float32 [n, groups], zeros uint8 or None).
-py::tuple Quantize(const FloatMatrix& weight, int64_t bits, bool asymmetric, int64_t group_size) {
+py::tuple Quantize(const FloatMatrix& weight, int64_t bits, bool asymmetric, int64_t group_size,
+                   bool search) {
   if (weight.ndim() != 2) throw py::value_error("weight must be a matrix");
   const py::ssize_t rows = weight.shape(0), cols = weight.shape(1);
   const py::ssize_t groups = group_size > 0 ? cols / group_size : 1;
@@ -100,8 +101,8 @@ py::tuple Quantize(const FloatMatrix& weight, int64_t bits, bool asymmetric, int
   uint8_t* zero_data = zeros ? zeros->mutable_data() : nullptr;
   const Status status = [&] {
     const GilReleased released;
-    return QuantizeRows(from, rows, cols, bits, asymmetric, group_size, value_data, scale_data,
-                        zero_data);
+    return QuantizeRows(from, rows, cols, bits, asymmetric, group_size, search, value_data,
+                        scale_data, zero_data);
   }();
   ThrowIfError(status);
   return py::make_tuple(values, scales, zeros);
@@ -126,7 +127,7 @@ void BindSerializer(py::module_& m) {
   py::class_<ModelSerializer>(m, "ModelWriter",
                               "Writes a native model tensor by tensor; empty paths write an image.")
       .def(py::init(&CreateWriter), py::arg("spec"), py::arg("build"), py::arg("graph_path") = "",
-           py::arg("param_path") = "")
+           py::arg("param_path") = "", py::arg("search_scales") = false)
       .def("add_tensor", &AddTensor, py::arg("name"), py::arg("row_begin"), py::arg("data"),
            py::arg("dtype"))
       .def("finish", &Finish<ImageHandle, ModelSerializer>);
@@ -138,7 +139,7 @@ void BindSerializer(py::module_& m) {
            py::arg("b"))
       .def("finish", &Finish<LoraImageHandle, LoraSerializer>);
   m.def("quantize_rows", &Quantize, py::arg("weight"), py::arg("bits"), py::arg("asymmetric"),
-        py::arg("group_size"),
+        py::arg("group_size"), py::arg("search") = false,
         "Quantises a float32 matrix as ModelWriter does: (values, scales, zeros or None).");
   m.def(
       "required_tensors",

@@ -119,8 +119,9 @@ class Writer final : public ModelWriter {
  public:
   Writer(const proto::DecoderSpec& spec, const proto::BuildRecord& build,
          std::vector<RequiredTensor> tensors, FilePlan plan, std::unique_ptr<ParamStore> store,
-         ThreadPool* pool)
+         ThreadPool* pool, bool search_scales)
       : pool_(pool),
+        search_scales_(search_scales),
         tensors_(std::move(tensors)),
         store_(std::move(store)),
         buffers_(pool == nullptr ? 1 : pool->num_threads()) {
@@ -174,6 +175,7 @@ class Writer final : public ModelWriter {
 
   // Constant after construction.
   ThreadPool* const pool_;
+  const bool search_scales_;
   const std::vector<RequiredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> by_name_;
 
@@ -206,7 +208,7 @@ void Writer::AddQuant(const proto::WeightQuant& quant) {
   }
   const int64_t cols = tensors_[added.tensors[0]].shape[1];
   const int64_t group_size = quant.group_size() == 0 ? cols : quant.group_size();
-  added.format = {quant.bits(), quant.asymmetric(), group_size};
+  added.format = {quant.bits(), quant.asymmetric(), group_size, search_scales_};
   added.takes_floats = !weights::IsMadeElsewhere(quant);
 }
 
@@ -322,7 +324,7 @@ Result<std::unique_ptr<ModelWriter>> ModelWriter::Create(const proto::DecoderSpe
                                                          const proto::BuildRecord& build,
                                                          const std::string& graph_path,
                                                          const std::string& param_path,
-                                                         ThreadPool* pool) {
+                                                         ThreadPool* pool, bool search_scales) {
   if (graph_path.empty() != param_path.empty()) {
     return Status::InvalidArgument(
         "graph_path and param_path must both name a file, or both be empty for an image");
@@ -342,7 +344,7 @@ Result<std::unique_ptr<ModelWriter>> ModelWriter::Create(const proto::DecoderSpe
   if (!store.ok()) return store.status();
   return std::unique_ptr<ModelWriter>(
       std::make_unique<Writer>(spec, build, std::move(tensors).value(), std::move(plan).value(),
-                               std::move(store).value(), pool));
+                               std::move(store).value(), pool, search_scales));
 }
 
 }  // namespace allspark

@@ -27,11 +27,12 @@ class ModelImage {
 class ModelWriter {
  public:
   // `graph_path` empty: writes an image. Files appear under their final names only in Finish.
+  // `search_scales`: QuantFormat::search of weights that are quantised here.
   static Result<std::unique_ptr<ModelWriter>> Create(const proto::DecoderSpec& spec,
                                                      const proto::BuildRecord& build,
                                                      const std::string& graph_path,
                                                      const std::string& param_path,
-                                                     ThreadPool* pool);
+                                                     ThreadPool* pool, bool search_scales = false);
   // An unfinished writer removes what it wrote.
   virtual ~ModelWriter() = default;
 

@@ -1,6 +1,7 @@
 #include "weights/quantize.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "weights/format.h"
@@ -172,6 +173,36 @@ Grid SymmetricGrid(GroupReader& group, const Range& range, int32_t bits) {
   return SquaredError(group, full) < SquaredError(group, even) ? full : even;
 }
 
+// Parts of the range that a search tries: 1 - step / 20.
+constexpr int32_t kSearchSteps = 12;
+
+// The grid of a part of the range: weights beyond it clip, and the others lie closer to a value.
+Grid NarrowedGrid(const Grid& full, const Range& range, float part, const QuantFormat& format) {
+  const BFloat16 scale = ToBFloat16(ToFloat(full.scale) * part);
+  const int32_t top = (1 << format.bits) - 1;
+  if (!format.asymmetric) return {scale, -full.zero, top - full.zero, full.zero};
+  const float sum = -range.low * part / ToFloat(scale) + kRounder;
+  const auto zero = std::min(static_cast<int32_t>(sum - kRounder), top);
+  return {scale, -zero, top - zero, zero};
+}
+
+Grid SearchedGrid(GroupReader& group, const Range& range, const Grid& full,
+                  const QuantFormat& format) {
+  Grid best = full;
+  double least = SquaredError(group, full);
+  for (int32_t step = 1; step <= kSearchSteps; ++step) {
+    const float part = 1.0f - static_cast<float>(step) / 20.0f;
+    const Grid grid = NarrowedGrid(full, range, part, format);
+    if (std::abs(static_cast<double>(ToFloat(grid.scale))) < kMinScale) break;
+    const double error = SquaredError(group, grid);
+    if (error < least) {
+      best = grid;
+      least = error;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 bool QuantizeRow(const unsigned char* src, DType source, int64_t cols, const QuantFormat& format,
@@ -190,6 +221,7 @@ bool QuantizeRow(const unsigned char* src, DType source, int64_t cols, const Qua
     } else {
       grid = format.asymmetric ? AsymmetricGrid(range, format.bits)
                                : SymmetricGrid(group, range, format.bits);
+      if (format.search && format.bits == 4) grid = SearchedGrid(group, range, grid, format);
       StoreValues(group, grid, values + begin);
     }
     *scales++ = grid.scale;

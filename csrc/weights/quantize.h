@@ -14,6 +14,9 @@ struct QuantFormat {
   int32_t bits = 8;  // or 4
   bool asymmetric = false;
   int64_t group_size = 0;  // consecutive elements of a row that share a scale; divides the row
+  // Of 4 bits: narrower ranges are tried, too, and the one with the least squared error stays. 8
+  // bits are so fine that nothing narrower is ever better.
+  bool search = false;
 };
 
 // Larger weights are refused: the product of a scale and a quantised value could overflow.

@@ -145,6 +145,8 @@ def test_a_tied_embedding_is_one_weight(tmp_path):
         ({"compute_method": "w8a8"}, "compute_method is 'w8a8', expected weight_only, activate"),
         ({"activate_format": "int8"}, "activate_format is 'int8', expected bfloat16"),
         ({"compute_method": "activate_quant", "activate_format": "bfloat16"}, "expected int8"),
+        ({"search": 1}, "search is 1, expected False, True"),
+        ({"quant_method": "awq", "search": True}, "search is given, which the checkpoint"),
         ({"group_size": 256}, "group_size is 256, expected -1, 0, 32, 64, 128"),
         ({"group_size": "32"}, "group_size is '32'"),
         ({"group_size": 32.0}, "group_size is 32.0"),
@@ -342,6 +344,34 @@ def test_round_trip_of_the_demo_model(tmp_path, demo_model, fields):
         assert np.linalg.norm(error) <= bound * np.linalg.norm(weights[quant.tensor]), quant.tensor
 
 
+def squared_errors(graph, checkpoint):
+    """{tensor: sum of the squared errors}"""
+    file, tensors = read_tensors(graph)
+    weights = sources(checkpoint)
+    return {
+        quant.tensor: np.square(dequantise(tensors, quant)[0] - weights[quant.tensor]).sum()
+        for quant in file.spec.weight_quant
+    }
+
+
+@pytest.mark.parametrize("weight_format", ["int4", "uint4", "int8"])
+@pytest.mark.parametrize("group_size", [0, 32])
+def test_scales_of_4_bits_are_searched(tmp_path, demo_model, weight_format, group_size):
+    found = {}
+    for name, search in {"searched": True, "whole": False}.items():
+        loader = HuggingFaceModel(str(demo_model), name).load_model()
+        config = {"weight_format": weight_format, "group_size": group_size, "search": search}
+        loader.serialize_to_path(
+            None, str(tmp_path), enable_quant=True, customized_quant_config=config
+        )
+        found[name] = squared_errors(tmp_path / f"{name}.asgraph", demo_model)
+    if weight_format == "int8":
+        assert found["searched"] == found["whole"]
+        return
+    for tensor, error in found["searched"].items():
+        assert error < 0.97 * found["whole"][tensor], tensor
+
+
 @pytest.mark.parametrize("fields", FORMATS, ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("config", [WIDE, TIED], ids=["untied", "tied"])
 def test_the_engine_computes_with_the_weights_that_the_file_holds(tmp_path, fields, config):
@@ -402,7 +432,9 @@ def test_skip_if_exists_notices_another_quantisation(checkpoint, tmp_path):
         """The contents of the file, and when it was written."""
         loader.serialize_to_path(None, str(tmp_path), skip_if_exists=True, **options)
         graph = tmp_path / "m.asgraph"
-        return list(read_graph(graph).spec.weight_quant), graph.stat().st_mtime_ns
+        file = read_graph(graph)
+        found = list(file.spec.weight_quant), file.build.options.get("search")
+        return found, graph.stat().st_mtime_ns
 
     before = write()
     for config in (
@@ -411,13 +443,14 @@ def test_skip_if_exists_notices_another_quantisation(checkpoint, tmp_path):
         {"weight_format": "uint8"},
         {"weight_format": "int4"},
         {"weight_format": "int4", "group_size": 32},
+        {"weight_format": "int4", "group_size": 32, "search": True},
         {"weight_format": "int4", "modules_to_not_convert": ["down"]},
     ):
         after = write(enable_quant=True, customized_quant_config=config)
         assert after[0] != before[0] and after[1] > before[1]
         assert write(enable_quant=True, customized_quant_config=config) == after
         before = after
-    assert write()[0] == []
+    assert write()[0][0] == []
 
 
 def test_init_quantization_sets_the_defaults(checkpoint, tmp_path):

@@ -5,6 +5,7 @@ from its paper (support/quantize_oracle.py).
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from support.model_file import bfloat16 as of_bits
 from support.model_file import parts_of, read_tensors
 from support.quantize_oracle import (
     Grid,
+    Serial,
     bfloat16,
     correlated,
     divided,
@@ -24,6 +26,7 @@ from support.quantize_oracle import (
 pytest.importorskip("allspark._allspark")
 
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
+from allspark.quantize import QuantizeConfig  # noqa: E402
 from allspark.quantize import search as searches  # noqa: E402
 from allspark.quantize.awq import Consumer, awq_scale  # noqa: E402
 from allspark.quantize.gptq import NotFactorable, gptq  # noqa: E402
@@ -37,6 +40,7 @@ from allspark.quantize.grid import (  # noqa: E402
 from allspark.quantize.moves import Move  # noqa: E402
 from allspark.quantize.search import search  # noqa: E402
 from allspark.quantize.smooth import smooth_scale  # noqa: E402
+from allspark.quantize.solver import LayerSolver  # noqa: E402
 from allspark.quantize.statistics import InputStatistics  # noqa: E402
 
 FORMATS = {"int8": (8, False), "uint8": (8, True), "int4": (4, False), "uint4": (4, True)}
@@ -85,12 +89,13 @@ def wide(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("wide"), tensors, WIDE), tensors
 
 
+@pytest.mark.parametrize("searched", [False, True])
 @pytest.mark.parametrize("group_size", GROUPS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_integers_scales_and_zeros_are_the_writers(tmp_path, wide, name, group_size):
+def test_integers_scales_and_zeros_are_the_writers(tmp_path, wide, name, group_size, searched):
     directory, tensors = wide
     loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    settings = {"weight_format": name, "group_size": group_size}
+    settings = {"weight_format": name, "group_size": group_size, "search": searched}
     loader.serialize_to_path(
         None, str(tmp_path), enable_quant=True, customized_quant_config=settings
     )
@@ -98,7 +103,7 @@ def test_integers_scales_and_zeros_are_the_writers(tmp_path, wide, name, group_s
     for target in ("qkv", "o", "gate_up", "down"):
         target = f"layers.0.{target}"
         weight = np.concatenate([tensors[part] for part in parts_of(target)])
-        ours = quantize(weight, form(name, group_size))
+        ours = (search if searched else quantize)(weight, form(name, group_size))
         np.testing.assert_array_equal(ours.values, stored[target])
         scales = of_bits(stored[f"{target}_scale"])
         np.testing.assert_array_equal(ours.scales.view(np.uint32), scales.view(np.uint32))
@@ -313,6 +318,44 @@ def test_gptq_without_a_factor_says_so():
                 np.full_like(products, np.inf)):  # fmt: skip
         with np.errstate(all="ignore"), pytest.raises(NotFactorable):
             gptq(weight, grid, bad)
+
+
+def alike(features, product):
+    """X^T X with 1 for each feature and `product` for any two: its least eigenvalue is
+    1 - product, so it has factors from a damping of product - 1 on."""
+    return np.where(np.eye(features, dtype=bool), 1, product).astype(np.float32)
+
+
+@pytest.mark.parametrize(("raises", "product"), [(1, 1.05), (2, 1.5), (3, 6)])
+def test_gptq_raises_the_damping_by_ten_until_there_is_a_factor(raises, product):
+    """The damping is a part of the mean of ones. The float64 algorithm with the same has our
+    integers (see above); with ten times as much, not."""
+    weight, grid, _ = problem(16, 64, 256, "uint4", 32)
+    products = alike(64, product)
+    made = gptq(weight, grid, products)
+
+    def distance(damping):
+        steps = gptq_steps(weight, Grid.of(grid), products, damping, forced=made.values)
+        return steps.distances.max()
+
+    damping = 0.01 * 10**raises
+    assert distance(damping) <= 0.5 + 1e-3 and distance(10 * damping) > 0.51
+    with pytest.raises(np.linalg.LinAlgError):
+        distance(damping / 10)
+
+
+def test_inputs_that_no_damping_helps_fall_back_to_search_and_say_why():
+    rng = np.random.default_rng(6)
+    weight, inputs = rng.standard_normal((16, 64)).astype(np.float32), correlated(rng, 256, 64)
+    own, products = form("uint4", 32), alike(64, 51)
+    with pytest.raises(NotFactorable):
+        gptq(weight, quantize(weight, own), products)
+    statistics = {("down", 0): replace(statistics_of(inputs), products=products)}
+    config = QuantizeConfig(method="gptq")
+    solved = LayerSolver(config, None, Serial()).solve({"down": weight}, {"down": own}, statistics)
+    assert solved.fallbacks == {"down": "its inputs depend on each other"}
+    expected = search(weight, own, np.full(64, 1 / 256, np.float32))
+    np.testing.assert_array_equal(solved.quantized["down"].values, expected.values)
 
 
 def test_gptq_rounds_the_weights_of_features_that_are_always_zero():

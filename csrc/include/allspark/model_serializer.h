@@ -34,19 +34,23 @@ Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec);
 
 // Quantises the rows of `weight` [rows, cols] as the serializer does (csrc/weights/README.md): to
 // `values` [rows, cols] of 0 to 2^bits - 1, float32 `scales` and `zeros`, both [rows, cols /
-// group_size]; group_size 0: all of a row. `zeros` may be null where !asymmetric. Any thread.
-// InvalidArgument names the parameter, or the first element that is not finite.
+// group_size]; group_size 0: all of a row. `search`: as search_scales of the serializer. `zeros`
+// may be null where !asymmetric. Any thread. InvalidArgument names the parameter, or the first
+// element that is not finite.
 Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bits, bool asymmetric,
-                    int64_t group_size, uint8_t* values, float* scales, uint8_t* zeros);
+                    int64_t group_size, bool search, uint8_t* values, float* scales,
+                    uint8_t* zeros);
 
 class ModelSerializer {
  public:
   // Empty paths: writes an image in memory. Nothing appears under the final names before Finish,
-  // and a serializer that is dropped unfinished leaves nothing behind.
+  // and a serializer that is dropped unfinished leaves nothing behind. search_scales: each group of
+  // 4-bit weights that are quantised here gets the scale with the least squared error of 13.
   static Result<std::unique_ptr<ModelSerializer>> Create(std::string_view spec,
                                                          std::string_view build,
                                                          const std::string& graph_path,
-                                                         const std::string& param_path);
+                                                         const std::string& param_path,
+                                                         bool search_scales = false);
   virtual ~ModelSerializer() = default;
 
   // Adds rows [row_begin, row_begin + shape[0]) of tensor `name`, converted to its stored type and

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace allspark::testing {
 
 struct PlainGroup {
@@ -65,6 +67,26 @@ inline std::vector<PlainGroup> PlainQuantize(const std::vector<float>& group, in
       PlainOnGrid(group, sign * PlainScale(largest / half), half, -half, half - 1);
   if (std::abs(full.error - even.error) <= 1e-6 * even.error) return {even, full};
   return {full.error < even.error ? full : even};
+}
+
+// The same with a search of 4-bit scales: all groups whose error is the least, within rounding.
+inline std::vector<PlainGroup> PlainSearch(const std::vector<float>& group, bool asymmetric) {
+  std::vector<PlainGroup> tried = PlainQuantize(group, 4, asymmetric);
+  const float low = std::min(0.0f, *std::ranges::min_element(group));
+  const size_t num_full = tried.size();  // two where it is open which of them is narrowed
+  for (size_t full = 0; full < num_full && tried[full].scale != 0.0; ++full) {
+    for (int step = 1; step <= 12; ++step) {
+      const float part = 1.0f - static_cast<float>(step) / 20.0f;
+      const float scale = ToFloat(ToBFloat16(static_cast<float>(tried[full].scale) * part));
+      if (std::abs(scale) < 0x1p-125f) break;
+      const float zero_at = -low * part / scale;
+      const int zero = asymmetric ? std::min(static_cast<int>(std::nearbyint(zero_at)), 15) : 8;
+      tried.push_back(PlainOnGrid(group, scale, zero, -zero, 15 - zero));
+    }
+  }
+  const double least = std::ranges::min(tried, {}, &PlainGroup::error).error;
+  std::erase_if(tried, [&](const PlainGroup& each) { return each.error > least * (1 + 1e-6); });
+  return tried;
 }
 
 }  // namespace allspark::testing

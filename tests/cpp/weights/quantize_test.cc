@@ -1,5 +1,6 @@
 #include "weights/quantize.h"
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <random>
@@ -149,6 +150,43 @@ TEST(QuantizeRow, RoundsTiesToEvenAndTheirNeighboursRight) {
       ExpectAsThePlainQuantizer(row, format);
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+TEST(QuantizeRow, SearchesTheScaleWithTheLeastSquaredError) {
+  for (const int64_t group : {32, 64, 8320}) {
+    for (const bool asymmetric : {false, true}) {
+      for (const auto& [name, draw] : Draws()) {
+        SCOPED_TRACE(std::string(name) + ", groups of " + std::to_string(group) +
+                     (asymmetric ? ", asymmetric" : ""));
+        std::mt19937 random(static_cast<unsigned>(group));
+        for (int round = 0; round < (group > 1000 ? 1 : 50); ++round) {
+          std::vector<float> row(static_cast<size_t>(group));
+          for (float& w : row) w = draw(random);
+          Row out;
+          ASSERT_TRUE(Quantize(row, {4, asymmetric, group, /*search=*/true}, out));
+          const std::vector<PlainGroup> best = PlainSearch(row, asymmetric);
+          const auto is_stored = [&](const PlainGroup& each) {
+            return each.scale == ToFloat(out.scales[0]) &&
+                   (!asymmetric || each.zero == out.zeros[0]) &&
+                   std::ranges::equal(each.values, out.values);
+          };
+          ASSERT_TRUE(std::ranges::any_of(best, is_stored)) << ToFloat(out.scales[0]);
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizeRow, NothingIsSearchedOfEightBits) {
+  std::mt19937 random(5);
+  std::vector<float> row(128);
+  for (float& w : row) w = Normal(random);
+  for (const bool asymmetric : {false, true}) {
+    Row searched, plain;
+    ASSERT_TRUE(Quantize(row, {8, asymmetric, 64, /*search=*/true}, searched));
+    ASSERT_TRUE(Quantize(row, {8, asymmetric, 64}, plain));
+    EXPECT_EQ(searched.values, plain.values);
   }
 }
 

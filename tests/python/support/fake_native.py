@@ -76,7 +76,7 @@ class FakeWriter:
     made: list[FakeWriter] = []
     fail_on: str | None = None
 
-    def __init__(self, spec, build, graph_path, param_path):
+    def __init__(self, spec, build, graph_path, param_path, search_scales):
         from allspark.model_loader.spec import message_class
 
         self.spec = message_class("DecoderSpec").FromString(spec)
