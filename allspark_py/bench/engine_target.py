@@ -15,10 +15,15 @@ from allspark.pipeline.served_model import ServedModel
 
 class EngineTarget:
     """Prompts are token ids (see `encoded`). Outputs are greedy and have exactly the length that is
-    asked for: no token ends them."""
+    asked for: no token ends them.
 
-    def __init__(self, model: ServedModel):
+    Args:
+        adapter: one that is loaded; None: the base model.
+    """
+
+    def __init__(self, model: ServedModel, adapter: str | None = None):
         self._model = model
+        self._adapter = adapter
 
     async def serve(self, request: Request, outcome: Outcome, now: Now) -> None:
         """See Target. A chunk is what the engine gave at a time."""
@@ -42,13 +47,15 @@ class EngineTarget:
         """Nothing: the model is the caller's."""
 
     def _fields(self, request: Request) -> dict[str, Any]:
-        return {
+        fields = {
             "do_sample": False,
             "early_stopping": False,
             "ignore_eos": True,
             "max_length": self._model.session_len,
             "max_new_tokens": request.num_output,
+            "prompt_lookup_num_tokens": self._model.prompt_lookup_num_tokens,
         }
+        return fields if self._adapter is None else {**fields, "lora_name": self._adapter}
 
 
 def encoded(requests: Iterable[Request], model: ServedModel) -> list[Request]:

@@ -107,11 +107,14 @@ class _Run:
 
     def run(self) -> int:
         from allspark.batch.prompts import PromptLines
-        from allspark.batch.run_file import begin
+        from allspark.batch.run_file import begin, settings_before
         from allspark.batch.runner import Totals
         from allspark.pipeline import pipeline
 
         options = self._options
+        if self._config.session_len is None and not options.overwrite:
+            # What memory has room for may be another length than when the run began.
+            self._config.session_len = settings_before(self._output).get("session_len")
         with pipeline(
             options.model,
             model_name=options.served_name,

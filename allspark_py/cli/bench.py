@@ -55,7 +55,7 @@ def _add_latency(parser: argparse.ArgumentParser) -> None:
         help="rounds of every combination (default: 3)")  # fmt: skip
     add("-w", "--warmup-rounds", type=not_negative, default=1, metavar="N",
         help="rounds before, which are not counted (default: 1)")  # fmt: skip
-    engine_flags.add_engine_flags(parser)
+    _add_model_flags(parser)
 
 
 def _latency(options: argparse.Namespace) -> int:
@@ -106,7 +106,7 @@ def _pairs(options: argparse.Namespace) -> list[tuple[int, int]]:
 def _add_throughput(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="what `allspark serve` takes")
     add_dataset_flags(parser, concurrency=[64])
-    engine_flags.add_engine_flags(parser)
+    _add_model_flags(parser)
 
 
 def _throughput(options: argparse.Namespace) -> int:
@@ -124,6 +124,13 @@ def _throughput(options: argparse.Namespace) -> int:
         return _measure_model(model, cases, options)
 
 
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds them; _OpenModel reads them."""
+    parser.add_argument("--adapter-name", metavar="NAME",
+        help="one of --adapters to measure (default: the only one)")  # fmt: skip
+    engine_flags.add_engine_flags(parser)
+
+
 class _OpenModel:
     """The model of the command line, while a `with` block runs."""
 
@@ -132,6 +139,7 @@ class _OpenModel:
     ):
         self._options = options
         self._config = engine_flags.to_engine_config(options)
+        engine_flags.choose_adapter(options, self._config)
         # Unless a flag says otherwise, all that are sent at a time run at a time.
         self._config.max_batch_size = self._config.max_batch_size or concurrency
         self._config.session_len = self._config.session_len or session_len
@@ -151,7 +159,8 @@ def _measure_model(model: Any, cases: Sequence[Any], options: argparse.Namespace
     from allspark.bench.cases import peak_rss
     from allspark.bench.engine_target import EngineTarget
 
-    return measure_and_report(EngineTarget(model), cases, options, peak_rss)
+    target = EngineTarget(model, options.adapter_name)
+    return measure_and_report(target, cases, options, peak_rss)
 
 
 # A server.

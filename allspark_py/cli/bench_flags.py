@@ -53,6 +53,14 @@ def positive_real(text: str) -> float:
     return value
 
 
+def boolean(text: str) -> bool:
+    """True or False, in any case, or 1 or 0."""
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return values[text.lower()]
+
+
 def json_object(text: str) -> dict[str, Any]:
     """An object in JSON."""
     try:

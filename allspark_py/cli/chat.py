@@ -13,7 +13,12 @@ from .talk import AnswerError, Counts, Talk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a path, a name on a hub, or smollm2")
+    add = parser.add_argument
+    add("model", help="a path, a name on a hub, or smollm2")
+    add("--model-name", metavar="NAME",
+        help="what the model is called; a chat template's name also chooses that")  # fmt: skip
+    add("--adapter-name", metavar="NAME",
+        help="one of --adapters that answers (default: the only one)")  # fmt: skip
     engine_flags.add_engine_flags(parser)
 
 
@@ -21,15 +26,21 @@ def run(options: argparse.Namespace) -> int:
     from allspark.pipeline import pipeline
 
     config = engine_flags.to_engine_config(options)
+    engine_flags.choose_adapter(options, config)
     config.max_batch_size = config.max_batch_size or 1
     system = None
     if options.chat_template is None and options.cap is None:  # the tokenizer's own has no other
         system, options.meta_instruction = options.meta_instruction, None
     template = engine_flags.to_chat_template(options)
     with pipeline(
-        options.model, backend_config=config, chat_template_config=template, log_level="ERROR"
+        options.model,
+        model_name=options.model_name,
+        backend_config=config,
+        chat_template_config=template,
+        log_level="ERROR",
     ) as pipe:
-        Talk(PipelineBackend(pipe), sys.stdin, sys.stdout, system).run()
+        backend = PipelineBackend(pipe, options.adapter_name)
+        Talk(backend, sys.stdin, sys.stdout, system).run()
     return 0
 
 
@@ -38,7 +49,7 @@ class PipelineBackend:
 
     what_is_set = "a field of GenerationConfig, as in /set temperature 0.5"
 
-    def __init__(self, pipe: Any):
+    def __init__(self, pipe: Any, adapter: str | None = None):
         from allspark.pipeline import GenerationConfig
         from allspark.pipeline.fields import rules
 
@@ -46,6 +57,7 @@ class PipelineBackend:
         self.name = pipe.model_name
         self.counts = Counts()
         self._pipe = pipe
+        self._adapter = adapter
         self._session = pipe.session()
         self._config = GenerationConfig(
             do_sample=True, temperature=0.7, top_p=0.8, max_new_tokens=None
@@ -59,7 +71,9 @@ class PipelineBackend:
 
     def answer(self, question: str) -> Generator[str, None, None]:
         """The next turn of the session."""
-        pieces = self._pipe.chat(question, self._session, self._config, stream_response=True)
+        pieces = self._pipe.chat(
+            question, self._session, self._config, stream_response=True, adapter_name=self._adapter
+        )
         try:
             for piece in pieces:
                 yield piece.text

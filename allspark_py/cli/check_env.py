@@ -19,18 +19,31 @@ _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dump-file", metavar="FILE.json", help="write it there instead")
+    parser.add_argument("--dump-file", metavar="FILE",
+        help="write it there instead, as JSON or YAML")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    found = describe()
     if options.dump_file is not None:
-        Path(options.dump_file).write_text(json.dumps(found, indent=2) + "\n")
+        _dump(Path(options.dump_file))
         return 0
+    found = describe()
     width = max(map(len, found))
     for name, value in found.items():
         print(f"{name:{width}}  {value}")
     return 0
+
+
+def _dump(path: Path) -> None:
+    if path.suffix == ".json":
+        text = json.dumps(describe(), indent=2) + "\n"
+    elif path.suffix in (".yml", ".yaml"):
+        import yaml
+
+        text = yaml.safe_dump(describe(), sort_keys=False)
+    else:
+        raise ValueError(f"--dump-file is {str(path)!r}; it must end in .json, .yml or .yaml")
+    path.write_text(text)
 
 
 def describe() -> dict[str, str]:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 from . import lmdeploy_flags
 
 # Fields that are not set by a flag: a flag of another form sets them, or none does.
-_OTHERS = {"adapters", "hf_overrides", "trust_remote_code", "custom_module_map", "devices"}
+_OTHERS = {
+    "adapters", "cudagraph_capture_batch_sizes", "custom_module_map", "devices", "hf_overrides",
+    "trust_remote_code",
+}  # fmt: skip
 # Further names of flags.
-_ALIASES = {"device_type": "--device", "disable_vision_encoder": "--language-model-only"}
+_ALIASES = {"device_type": "--device"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +129,23 @@ def _take(given: dict[str, Any], config_class: Any) -> dict[str, Any]:
 
 def _adapter(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
-    return (name, path) if separator else (text.rstrip("/").rpartition("/")[2], text)
+    if separator and not Path(text).exists():  # a folder's name may have an "="
+        return name, path
+    return text.rstrip("/").rpartition("/")[2], text
+
+
+def choose_adapter(options: argparse.Namespace, config: Any) -> None:
+    """Sets --adapter-name where it is not given: the only adapter is the one that is meant.
+
+    Raises:
+        ValueError: --adapter-name names none of --adapters, or there are several and it is missing.
+    """
+    names = list(config.adapters or ())
+    if options.adapter_name is None and len(names) == 1:
+        options.adapter_name = names[0]
+    check_adapter_name(options, config)
+    if options.adapter_name is None and names:
+        raise ValueError(f"--adapters has {', '.join(names)}; --adapter-name must say which one")
 
 
 def check_adapter_name(options: argparse.Namespace, config: Any) -> None:

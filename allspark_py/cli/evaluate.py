@@ -40,23 +40,13 @@ def run(options: argparse.Namespace) -> int:
             options.fail(f"{flag} is given; it must be left out: texts are evaluated as they are")
     config = engine_flags.to_engine_config(options)
     config.max_waiting_requests = 0  # what is in flight is bounded here
-    _choose_adapter(options, config)
+    engine_flags.choose_adapter(options, config)
     result = _KINDS[options.eval][1](options, config)
     from allspark.eval.report import text_of, write
 
     print(text_of(result))
     write(result, settings_of(options), options.json, options.markdown)
     return 0
-
-
-def _choose_adapter(options: argparse.Namespace, config: Any) -> None:
-    """The only adapter is the one that is meant."""
-    names = list(config.adapters or ())
-    if options.adapter_name is None and len(names) == 1:
-        options.adapter_name = names[0]
-    engine_flags.check_adapter_name(options, config)
-    if options.adapter_name is None and names:
-        raise ValueError(f"--adapters has {', '.join(names)}; --adapter-name must say which one")
 
 
 def _add_perplexity(parser: argparse.ArgumentParser) -> None:

@@ -18,17 +18,12 @@ class _Flag:
 
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _LIST: dict[str, Any] = {"nargs": "+"}
-_NO_STATES = "models with recurrent states are not served"
 
 OF_ENGINE = (
     _Flag("backend", "one engine serves both", False, {"choices": ("turbomind", "pytorch")}),
     _Flag("vision-max-batch-size", "there are no images"),
     _Flag("cudagraph-capture-batch-sizes", "there are no graphs to capture", False, _LIST),
-    _Flag("kernel-block-size", "the kernels take every block size"),
-    _Flag("prefix-cache-state-budget", _NO_STATES),
-    _Flag("prefix-cache-decode-state-interval", _NO_STATES),
     _Flag("hf-overrides", "config.json is read as it is", True),
-    _Flag("dist-init-addr", "one process serves a model", True),
 )
 OF_SERVER = (
     _Flag("allowed-media-domains", "no media are fetched", False, _LIST),

@@ -68,7 +68,7 @@ def _run_models(
     from allspark.pipeline.served_model import ServedModel
     from allspark.serve.catalog import Catalog
     from allspark.serve.server import Server, bind
-    from allspark.serve.text_work import is_reading
+    from allspark.serve.text_work import is_working
 
     settings = server_flags.to_server_settings(options)
     settings.home_is_page = form == "gradio"
@@ -100,7 +100,7 @@ def _run_models(
     finally:
         for model in models:
             model.close()
-    if is_reading():  # a text, for nobody now; Python would wait for it
+    if is_working():  # for nobody now; Python would wait for it
         os._exit(0)
     return 0
 
@@ -196,10 +196,17 @@ def _is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
+def _source(given: str) -> tuple[str, str | None]:
+    """A model with its name; None: it is not given one."""
+    if Path(given).expanduser().exists():  # a folder's name may have an "="
+        return given, None
+    source, separator, name = given.rpartition("=")
+    return (source, name or None) if separator else (given, None)
+
+
 def _sources(options: argparse.Namespace, given: list[str]) -> list[tuple[str, str | None]]:
     """The models with their names."""
-    pairs = [each.rpartition("=")[::2] if "=" in each else (each, None) for each in given]
-    sources = [(source, name or None) for source, name in pairs]
+    sources = [_source(each) for each in given]
     if options.model_name is not None:
         if len(sources) > 1:
             raise ValueError("--model-name is for a single model; say MODEL=NAME")

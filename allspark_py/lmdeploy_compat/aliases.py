@@ -61,7 +61,7 @@ _MODULES: dict[str, dict[str, str]] = {
     "lmdeploy.pytorch.engine": {},
     "lmdeploy.serve": {},
     "lmdeploy.serve.gradio": {},
-    "lmdeploy.serve.gradio.turbomind_coupled": {},
+    "lmdeploy.serve.gradio.turbomind_coupled": {"run_local": f"{_HERE}.serving"},
     "lmdeploy.serve.openai": {},
     "lmdeploy.serve.openai.api_client": {
         "APIClient": f"{_HERE}.api_client",

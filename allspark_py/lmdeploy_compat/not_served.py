@@ -14,7 +14,6 @@ _MODELS_HERE = "docs/models.md says which models are served and how to add one"
 # Module -> name -> what to use instead.
 NAMES: dict[str, dict[str, str]] = {
     "lmdeploy.pytorch.engine": {"Engine": "pipeline() takes a PytorchEngineConfig"},
-    "lmdeploy.serve.gradio.turbomind_coupled": {"run_local": _PAGE},
     "lmdeploy.vl": {"load_image": _IMAGES},
 }
 # Module -> name of a constant -> what to use instead; looking it up raises.

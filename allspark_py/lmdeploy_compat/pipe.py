@@ -5,51 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from allspark.chat_template import ChatTemplateConfig
 from allspark.lmdeploy_compat.configs import VisionConfig, to_generation_config
 from allspark.lmdeploy_compat.not_served import not_served
 from allspark.lmdeploy_compat.tokenizer import Tokenizer
 from allspark.pipeline import pipe as plain
-from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
-from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.arguments import bind
 from allspark.pipeline.response import Response
 from allspark.pipeline.session import Session
 
-_BACKENDS = (EngineConfig, TurbomindEngineConfig, PytorchEngineConfig)
-# What follows model_path by position: since 0.12, and before.
-_NEWER = (
-    "backend_config", "chat_template_config", "log_level", "max_log_len", "speculative_config",
-)  # fmt: skip
-_OLDER = ("model_name", "backend_config", "chat_template_config", "log_level")
-
 
 def pipeline(model_path: str, *args: Any, **kwargs: Any) -> Pipeline:
-    """Opens a model and returns its pipeline. Arguments by position are those of
-    pipeline(model_path, backend_config, chat_template_config, log_level, max_log_len,
-    speculative_config), or of the older pipeline(model_path, model_name, backend_config,
-    chat_template_config, log_level).
-    """
+    """Opens a model and returns its pipeline; the arguments are those of
+    allspark.pipeline.pipeline."""
     return Pipeline(model_path, *args, **kwargs)
 
 
-def _names(args: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names of the arguments that follow model_path."""
-    first, second, third = (*args, None, None, None)[:3]
-    if isinstance(first, str) or isinstance(second, _BACKENDS):
-        return _OLDER
-    if isinstance(third, ChatTemplateConfig):
-        return _OLDER
-    return _NEWER
-
-
-def _bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = _names(args)
-    if len(args) > len(names):
-        raise TypeError(f"pipeline takes {', '.join(names)} after model_path; {len(args)} given")
-    given = dict(zip(names, args, strict=False))
-    for name in given.keys() & kwargs.keys():
-        raise TypeError(f"pipeline has two values for {name!r}")
-    given.update(kwargs)
+def _served(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without those about vision."""
     vision = given.pop("vision_config", None)
     if vision is not None and not isinstance(vision, VisionConfig):
         raise TypeError(f"vision_config is a {type(vision).__name__}; it must be a VisionConfig")
@@ -63,7 +35,7 @@ class Pipeline(plain.Pipeline):
     backend = "turbomind"
 
     def __init__(self, model_path: str, *args: Any, **kwargs: Any):
-        super().__init__(model_path, **_bind(args, kwargs))
+        super().__init__(model_path, **_served(bind(args, kwargs)))
         self._tokenizer = Tokenizer.of(self.model.tokenizer)
 
     @property

@@ -1,4 +1,4 @@
-"""serve() and client(): a server in a process of its own, and its client."""
+"""serve(), run_local() and client(): a server in a process of its own, and its client."""
 
 from __future__ import annotations
 
@@ -67,32 +67,17 @@ def serve(
         TypeError, ValueError: an argument is wrong.
         RuntimeError: the server ended; the text has its last lines.
     """
-    from allspark.pipeline.model_source import check_source
-
-    check_source(model_path)
-    if backend not in ("turbomind", "pytorch"):
-        raise ValueError(f"backend is {backend!r}; it must be 'turbomind' or 'pytorch'")
     if log_level not in LEVELS:
         raise ValueError(f"log_level is {log_level!r}; it must be one of {', '.join(LEVELS)}")
     keys = [api_keys] if isinstance(api_keys, str) else list(api_keys or ())
-    job = {
-        "model_path": model_path,
-        "model_name": model_name,
-        "engine": _engine_fields(backend_config, kwargs),
-        "chat_template": _template_job(chat_template_config, model_name),
-        "log_level": log_level,
-        "settings": {
-            "server_name": server_name,
-            "server_port": server_port,
-            "api_keys": keys,
-            **_tls_files(ssl),
-            **_settings(kwargs),
-        },
-    }
+    job = _job(model_path, model_name, backend, backend_config, chat_template_config, kwargs)
+    job["log_level"] = log_level
+    job["settings"].update(
+        server_name=server_name, server_port=server_port, api_keys=keys, **_tls_files(ssl)
+    )
     process = ServerProcess(job)
-    host = f"[{server_name}]" if ":" in server_name else server_name
     context = _context() if ssl else None
-    url = f"{'https' if ssl else 'http'}://{host}:{process.port}"
+    url = f"{'https' if ssl else 'http'}://{_host(server_name)}:{process.port}"
     try:
         made = APIClient(url, keys[0] if keys else None, ssl_context=context)
         made.get_model_list()
@@ -103,13 +88,81 @@ def serve(
     return made
 
 
+def run_local(
+    model_path: str,
+    model_name: str | None = None,
+    backend: str = "turbomind",
+    backend_config: Any = None,
+    chat_template_config: ChatTemplateConfig | str | None = None,
+    server_name: str = "0.0.0.0",
+    server_port: int = 6006,
+    share: bool = False,
+    **kwargs: Any,
+) -> None:
+    """Serves a model with a page at `/` on which people talk with it. Returns once the server has
+    ended, as it does at Ctrl-C.
+
+    Args:
+        server_name: "huggingface-space" stands for all addresses.
+        server_port: 0: any free one.
+        kwargs: those of serve().
+
+    Raises:
+        NotImplementedError: `share` is asked for.
+        TypeError, ValueError: an argument is wrong.
+        RuntimeError: the server ended by itself; the text has its last lines.
+    """
+    if share:
+        raise not_served("run_local with share", "no tunnel is opened")
+    if server_name == "huggingface-space":
+        server_name = "0.0.0.0"
+    job = _job(model_path, model_name, backend, backend_config, chat_template_config, kwargs)
+    job["settings"].update(server_name=server_name, server_port=server_port, home_is_page=True)
+    process = ServerProcess(job)
+    print(f"the page is http://{_host(server_name)}:{process.port}/ui", file=sys.stderr, flush=True)
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        process.end()
+
+
+def _host(server_name: str) -> str:
+    return f"[{server_name}]" if ":" in server_name else server_name
+
+
+def _job(
+    model_path: str,
+    model_name: str | None,
+    backend: str,
+    backend_config: Any,
+    chat_template_config: ChatTemplateConfig | str | None,
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """What the process of a server is told (api_server.py)."""
+    from allspark.pipeline.model_source import check_source
+
+    check_source(model_path)
+    if backend not in ("turbomind", "pytorch"):
+        raise ValueError(f"backend is {backend!r}; it must be 'turbomind' or 'pytorch'")
+    return {
+        "model_path": model_path,
+        "model_name": model_name,
+        "engine": _engine_fields(backend_config, kwargs),
+        "chat_template": _template_job(chat_template_config, model_name),
+        "log_level": "ERROR",
+        "settings": _settings(kwargs),
+    }
+
+
 def _settings(kwargs: dict[str, Any]) -> dict[str, Any]:
     if kwargs.get("qos_config_path"):
         raise not_served("qos_config_path", "a request has a priority: `priority`")
     given = {name: value for name, value in kwargs.items() if name != "qos_config_path"}
     for name in given:
         if name not in _SETTINGS:
-            raise TypeError(f"serve has no parameter {name!r}")
+            raise TypeError(f"there is no parameter {name!r}")
     for name in ("allow_origins", "allow_methods", "allow_headers"):
         if isinstance(given.get(name), str):
             given[name] = [given[name]]
@@ -227,11 +280,19 @@ class ServerProcess:
             pass  # the lines below say why it ended
         while not self._ready.wait(0.05):
             if self._process.poll() is not None:
-                for reader in self._readers:
-                    reader.join(_END_TIMEOUT_S)
-                lines = "\n".join(self._lines)
-                code = self._process.returncode
-                raise RuntimeError(f"the server ended with status {code}:\n{lines}")
+                raise self._failure()
+
+    def _failure(self) -> RuntimeError:
+        """Why the process, which has ended, did so."""
+        for reader in self._readers:
+            reader.join(_END_TIMEOUT_S)
+        lines = "\n".join(self._lines)
+        return RuntimeError(f"the server ended with status {self._process.returncode}:\n{lines}")
+
+    def wait(self) -> None:
+        """Returns once the process has ended. Raises RuntimeError where it failed."""
+        if self._process.wait() != 0:
+            raise self._failure()
 
     def _read(self, source: IO[str], target: IO[str]) -> None:
         for line in source:

@@ -1,7 +1,7 @@
 """The config classes that LMDeploy documents, with their names, order and defaults.
 
 Each field says what becomes of it (fields.py). The sources are LMDeploy's documents of 0.2, 0.4 and
-0.13; fields that only the older ones have stand at the end.
+0.13, and its code of 0.16; fields that the documents of 0.13 do not have stand at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allspark.pipeline import fields as f
-from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.engine_config import CHECKPOINT_FORMATS, EngineConfig
 
 _ONE_DEVICE = "the CPU is one device; all of its cores compute"
 _ONE_PROCESS = "one process serves a model"
@@ -20,6 +20,9 @@ _SCHEDULING = "every step holds prompts and decodes together"
 _NO_GRAPHS = "there are no graphs to capture"
 _NO_DIFFUSION = "diffusion models are not served"
 _NO_EXPERT_ROUTES = "the experts of a token are not returned"
+_NO_STATES = "models with recurrent states are not served"
+_NO_IMAGES = "a model's language part alone is served"
+_PREFIX_CACHE = "the prefix cache is always on: it changes no token"
 _BITS_OF_CACHE = {0: 16, 8: 8, 4: 4}
 
 
@@ -35,6 +38,10 @@ def _cache_share(name: str, value: Any) -> None:
 _DTYPE_NOTE = "`EngineConfig.data_type`"
 _SHARE_NOTE = "`kv_cache_memory`, an integer `kv_cache_blocks`"
 _DTYPES = f.one_of("auto", "float16", "bfloat16", "float32")
+_FORMAT_NOTE = "`checkpoint_format`: another checkpoint is refused"
+_POLICIES = f.one_of(
+    0, 4, 8, others=(16, 17, 42), reason="keys and values are cached as integers, or as computed"
+)
 
 
 @dataclass
@@ -42,11 +49,7 @@ class TurbomindEngineConfig:
     """LMDeploy's settings of its C++ engine."""
 
     dtype: str = f.mapped("auto", _DTYPE_NOTE, _DTYPES)
-    model_format: str | None = f.mapped(
-        None,
-        "`checkpoint_format`: another checkpoint is refused",
-        f.one_of(None, "hf", "llama", "awq", "gptq", "compressed-tensors", "fp8"),
-    )
+    model_format: str | None = f.mapped(None, _FORMAT_NOTE, CHECKPOINT_FORMATS)
     tp: int = f.accepted(1, _ONE_DEVICE, f.whole(1))
     session_len: int | None = f.mapped(None, "`session_len`", f.whole(2, none=True))
     max_batch_size: int | None = f.mapped(None, "`max_batch_size`", f.whole(1, none=True))
@@ -55,10 +58,8 @@ class TurbomindEngineConfig:
         -1, "the pool is address space; memory is taken as it is used", f.whole(-1)
     )
     cache_block_seq_len: int = f.mapped(64, "`block_size`", f.one_of(16, 32, 64, 128))
-    enable_prefix_caching: bool = f.accepted(
-        False, "the prefix cache is always on: it changes no token", f.flag
-    )
-    quant_policy: int = f.mapped(0, "`kv_cache_bits`: 0 is 16", f.one_of(0, 4, 8))
+    enable_prefix_caching: bool = f.accepted(False, _PREFIX_CACHE, f.flag)
+    quant_policy: int = f.mapped(0, "`kv_cache_bits`: 0 is 16", _POLICIES)
     rope_scaling_factor: float = f.mapped(0.0, "`rope_scaling_factor`", f.real(0))
     use_logn_attn: bool = f.mapped(False, "`use_logn_attn`", f.flag)
     download_dir: str | None = f.mapped(None, "`download_dir`", f.text)
@@ -80,18 +81,30 @@ class TurbomindEngineConfig:
     device_num: int | None = f.accepted(None, _ONE_DEVICE)
     nnodes: int = f.refused(1, _ONE_PROCESS)
     node_rank: int = f.refused(0, _ONE_PROCESS)
-    disable_vision_encoder: bool = f.accepted(
-        False, "a model's language part alone is served", f.flag
-    )
+    disable_vision_encoder: bool = f.accepted(False, _NO_IMAGES, f.flag)
     model_name: str | None = f.accepted(
         None, "as in LMDeploy since 0.2.1; ChatTemplateConfig names a template", f.text
     )
+    # Of LMDeploy's later releases.
+    attn_tp_size: int | None = f.accepted(None, _ONE_DEVICE, f.whole(1, none=True))
+    attn_cp_size: int | None = f.refused(None, _ONE_PROCESS)
+    attn_dp_size: int | None = f.refused(None, _ONE_PROCESS)
+    mlp_tp_size: int | None = f.accepted(None, _ONE_DEVICE, f.whole(1, none=True))
+    mlp_dp_size: int | None = f.refused(None, _ONE_PROCESS)
+    outer_dp_size: int | None = f.refused(None, _ONE_PROCESS)
+    dist_init_addr: str | None = f.refused(None, _ONE_PROCESS)
+    cache_checkpoint_interval: int = f.accepted(4096, _NO_STATES, f.whole(0))
+    cache_prompt: str = f.accepted("auto", _PREFIX_CACHE, f.text)
+    cache_prompt_boundary_skip: int = f.accepted(1, _PREFIX_CACHE, f.whole(0))
+    cache_generation: str = f.accepted("auto", _PREFIX_CACHE, f.text)
+    language_model_only: bool = f.accepted(False, _NO_IMAGES, f.flag)
 
     def __post_init__(self) -> None:
         f.check_fields(self)
 
     def to_engine_config(self) -> EngineConfig:
-        """The same settings for this engine."""
+        """The same settings for this engine. They are checked again."""
+        f.check_fields(self)
         share = self.cache_max_entry_count
         is_count = isinstance(share, int)
         chunks = (self.num_tokens_per_iter, self.max_prefill_token_num)
@@ -145,15 +158,13 @@ class PytorchEngineConfig:
         4096, "`prefill_chunk`, where it is below the engine's own", f.whole(0)
     )
     thread_safe: bool = f.accepted(False, "every call is thread-safe", f.flag)
-    enable_prefix_caching: bool = f.accepted(
-        False, "the prefix cache is always on: it changes no token", f.flag
-    )
+    enable_prefix_caching: bool = f.accepted(False, _PREFIX_CACHE, f.flag)
     device_type: str = f.accepted("cuda", "the CPU computes", f.one_of("cuda", "cpu"))
     eager_mode: bool = f.accepted(False, _NO_GRAPHS, f.flag)
     custom_module_map: dict[str, str] | None = f.refused(None, "no code of a checkpoint is run")
     download_dir: str | None = f.mapped(None, "`download_dir`", f.text)
     revision: str | None = f.mapped(None, "`revision`", f.text)
-    quant_policy: int = f.mapped(0, "`kv_cache_bits`: 0 is 16", f.one_of(0, 4, 8))
+    quant_policy: int = f.mapped(0, "`kv_cache_bits`: 0 is 16", _POLICIES)
     distributed_executor_backend: str | None = f.accepted(
         None, _ONE_DEVICE, f.one_of(None, "uni", "mp", "ray")
     )
@@ -162,16 +173,10 @@ class PytorchEngineConfig:
     enable_eplb: bool = f.accepted(False, _ONE_DEVICE, f.flag)
     enable_mp_engine: bool = f.refused(False, _ONE_PROCESS)
     mp_engine_backend: str = f.accepted("mp", _ONE_DEVICE, f.one_of("mp", "ray"))
-    model_format: str | None = f.mapped(
-        None,
-        "`checkpoint_format`: another checkpoint is refused",
-        f.one_of(None, "hf", "llama", "awq", "gptq", "compressed-tensors", "fp8"),
-    )
+    model_format: str | None = f.mapped(None, _FORMAT_NOTE, CHECKPOINT_FORMATS)
     enable_metrics: bool = f.accepted(True, _ALWAYS_METRICS, f.flag)
     hf_overrides: dict[str, Any] | None = f.refused(None, "config.json is read as it is")
-    disable_vision_encoder: bool = f.accepted(
-        False, "a model's language part alone is served", f.flag
-    )
+    disable_vision_encoder: bool = f.accepted(False, _NO_IMAGES, f.flag)
     logprobs_mode: str | None = f.accepted(
         None, "log-probabilities need no setting of the engine",
         f.one_of(None, "raw_logits", "raw_logprobs"),
@@ -188,12 +193,19 @@ class PytorchEngineConfig:
         "recompute", "what is preempted is computed again", f.one_of("recompute", "copy")
     )
     model_name: str = f.accepted("", "ChatTemplateConfig names a template", f.text)
+    # Of LMDeploy's later releases.
+    cudagraph_capture_batch_sizes: list[int] | None = f.accepted(None, _NO_GRAPHS)
+    kernel_block_size: int = f.accepted(-1, "the kernels take every block size", f.whole(-1))
+    prefix_cache_state_budget: int = f.accepted(0, _NO_STATES, f.whole(0))
+    prefix_cache_decode_state_interval: int = f.accepted(0, _NO_STATES, f.whole(0))
+    language_model_only: bool = f.accepted(False, _NO_IMAGES, f.flag)
 
     def __post_init__(self) -> None:
         f.check_fields(self)
 
     def to_engine_config(self) -> EngineConfig:
-        """The same settings for this engine."""
+        """The same settings for this engine. They are checked again."""
+        f.check_fields(self)
         share = self.cache_max_entry_count
         is_count = isinstance(share, int)
         return EngineConfig(
@@ -219,8 +231,12 @@ class SpeculativeConfig:
     method: str = f.mapped(
         "prompt_lookup",
         "`prompt_lookup` (also `ngram`): `prompt_lookup_num_tokens`; `draft_model`: `draft_model`",
-        f.one_of("prompt_lookup", "ngram", "draft_model"),
-    )
+        f.one_of(
+            "prompt_lookup", "ngram", "draft_model",
+            others=("eagle", "eagle3", "deepseek_mtp", "qwen3_5_mtp"),
+            reason="layers that draft are not read; draft_model takes a smaller model",
+        ),
+    )  # fmt: skip
     model: str = f.mapped("", "`draft_model`: what it names", f.text)
     num_speculative_tokens: int = f.mapped(1, "most tokens drafted at a time", f.whole(1, 64))
 
@@ -233,7 +249,8 @@ class SpeculativeConfig:
             )
 
     def apply(self, config: EngineConfig) -> None:
-        """Sets the fields of an EngineConfig."""
+        """Sets the fields of an EngineConfig. They are checked again."""
+        self.__post_init__()
         if self.method == "draft_model":
             config.draft_model = self.model
             config.num_draft_tokens = self.num_speculative_tokens
@@ -292,6 +309,7 @@ class GenerationConfig:
     return_routed_experts: bool = f.refused(False, _NO_EXPERT_ROUTES)
     repetition_ngram_size: int = f.mapped(0, "`repetition_ngram_size`", f.whole())
     repetition_ngram_threshold: int = f.mapped(0, "`repetition_ngram_threshold`", f.whole())
+    return_ppl: bool = f.refused(False, "get_ppl of a pipeline gives it")
 
     def __post_init__(self) -> None:
         f.check_fields(self)

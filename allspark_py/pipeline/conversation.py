@@ -38,9 +38,9 @@ class Conversation:
         self, template: ChatTemplate, tokenizer: Any, *asked: dict[str, Any]
     ) -> tuple[str, list[int]]:
         """Text and ids of the prompt of one message or more, whose answer continues the
-        conversation."""
-        messages = [*self.messages, *asked]
-        text = template.render(messages)
+        conversation. Where the template completes texts, each of them stands alone."""
+        is_chat = template.capability == "chat"
+        text = template.render([*self.messages, *asked] if is_chat else list(asked))
         if self._ids and text.startswith(self._text):
             added = text[len(self._text) :]
             return text, [*self._ids, *template.encode(tokenizer, added, sequence_start=False)]

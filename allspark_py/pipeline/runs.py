@@ -47,8 +47,8 @@ class Job:
 def run(model: ServedModel, jobs: Sequence[Job], stream: bool) -> Iterator[Response]:
     """The pieces of all responses as they come, or with `stream` False each whole.
 
-    Twice as many requests as fit in a step are started at a time. When the iteration ends early,
-    those that still run are stopped.
+    Twice as many requests as fit in a step are started at a time, or as many as may wait beside
+    those. When the iteration ends early, those that still run are stopped.
     """
     runner = _Runner(model, stream)
     try:
@@ -69,6 +69,8 @@ class _Runner:
         poller = select.poll()
         poller.register(self._completions.fileno(), select.POLLIN)
         room = 2 * self._model.max_batch_size
+        if (bound := self._model.max_outputs) is not None:
+            room = min(room, bound)
         job = next(waiting, None)
         while job is not None or self._running:
             # What came is read before more is started, so that no stream waits for long.
@@ -107,14 +109,22 @@ class _Runner:
             response = running.read()
             if running.is_done:
                 del self._running[request_id]
-                self._model.engine.release_request(self._model.name, running.handle)
+                self._release([running.handle])
             if response is not None:
                 yield response
 
+    def _release(self, handles: list[RequestHandle]) -> None:
+        model = self._model
+        if model.max_outputs is not None:
+            # A request that is stopped, here or at a stop word, keeps its place until the step that
+            # runs has ended. The next start would be refused.
+            model.engine.stop_request(model.name, handles)
+            model.engine.sync_request(model.name, handles)
+        model.engine.release_request(model.name, handles)
+
     def close(self) -> None:
         """Stops what still runs."""
-        handles = [running.handle for running in self._running.values()]
-        self._model.engine.release_request(self._model.name, handles)
+        self._release([running.handle for running in self._running.values()])
         self._running.clear()
 
 

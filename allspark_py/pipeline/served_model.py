@@ -48,6 +48,7 @@ class ServedModel:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     is_closed: bool = False
     adapter_digests: dict[str, str] = field(default_factory=dict)  # of their files, by name
+    config: EngineConfig = field(default_factory=EngineConfig)  # by which it was opened
 
     @classmethod
     def open(
@@ -80,6 +81,7 @@ class ServedModel:
             config.trust_remote_code,
         )
         _check_format(loader, config.checkpoint_format)
+        _check_data_type(loader, config.data_type)
         tokenizer = loader.get_tokenizer()
         template = choose(tokenizer, source, chat_template)
         _serialize(loader, engine, config.precision or default_precision(source))
@@ -107,6 +109,7 @@ class ServedModel:
             max_waiting_requests=config.max_waiting_requests,
             sampling_defaults=_sampling_defaults(loader),
             adapter_digests=digests,
+            config=config,
         )
 
     @property
@@ -132,6 +135,16 @@ class ServedModel:
         """Characters above which no text fits into session_len: what so many of the longest tokens
         have, four times, since a tokenizer may join characters before it looks for tokens."""
         return 4 * self.session_len * max(map(len, self.tokenizer.get_vocab()))
+
+    @functools.cached_property
+    def tokenizer_digest(self) -> str:
+        """Of all by which a fast tokenizer makes ids of texts; of others, of the vocabulary."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            description = backend.to_str()
+        else:
+            description = repr(sorted(self.tokenizer.get_vocab().items()))
+        return hashlib.sha256(description.encode()).hexdigest()
 
     def stop_strings(self) -> list[str]:
         """Texts at which the chat template's answers end, beside `end_ids`."""
@@ -187,6 +200,20 @@ def _check_format(loader: LLM, expected: str | None) -> None:
         raise ValueError(f"model_format is {expected!r}, but the checkpoint {kind}")
 
 
+def _check_data_type(loader: LLM, expected: str) -> None:
+    from allspark.model_loader import DashInferModel
+    from allspark.model_loader.convert import data_type_of
+
+    if expected == "auto" or not isinstance(loader, DashInferModel):
+        return
+    found = data_type_of(loader.decoder_spec())
+    if found != expected:
+        raise ValueError(
+            f"data_type is {expected!r}; a serialised model has the type that `allspark convert` "
+            f"gave it, {found!r} here"
+        )
+
+
 def _serialize(loader: LLM, engine: Engine, precision: str | None) -> None:
     if not hasattr(loader, "serialize_to_memory"):
         raise TypeError(f"{type(loader).__name__} makes no model")
@@ -219,8 +246,12 @@ def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> in
     builder.rope_scaling_factor(config.rope_scaling_factor)
     builder.use_logn_attn(bool(config.use_logn_attn))
     builder.lora_max_num(max(5, len(config.adapters or ())))
+    draft = None
     if config.draft_model is not None:
-        builder.draft_model(_draft(engine, config.draft_model), config.num_draft_tokens)
+        # Its weights live as long as this loader, for every install: the engine holds them for
+        # the first alone.
+        draft = _open_draft(engine, config.draft_model, f"{name}.draft")
+        builder.draft_model(_installed_name(draft), config.num_draft_tokens)
     context = loader.get_model_context_length()
     if config.kv_cache_blocks:
         context = min(context, config.kv_cache_blocks * config.block_size)
@@ -266,12 +297,16 @@ def free_memory() -> int:
     return 1024 * int(fields["MemAvailable"].split()[0])
 
 
-def _draft(engine: Engine, source: str) -> str:
-    """Opens a draft model; returns what the runtime config calls it."""
-    loader = open_loader(source, "draft")
+def _open_draft(engine: Engine, source: str, name: str) -> LLM:
+    loader = open_loader(source, name)
     _serialize(loader, engine, None)
-    files = getattr(loader, "files", None)
-    return str(files[0]) if files is not None else "draft"
+    return loader.free_model()
+
+
+def _installed_name(draft: LLM) -> str:
+    """What a runtime config calls a draft model."""
+    files = getattr(draft, "files", None)
+    return str(files[0]) if files is not None else draft.pretrain_model_name
 
 
 def _end_ids(loader: LLM, tokenizer: Any, template: ChatTemplate) -> tuple[int, ...]:

@@ -959,6 +959,35 @@ def test_latency_measures_a_model(demo_model, tmp_path, capsys):
         assert values["shorter_than_asked"] == 0
 
 
+@pytest.mark.parametrize("kind", ["latency", "throughput"])
+@pytest.mark.parametrize("speculation", [["--prompt-lookup-num-tokens", "8"],
+    ["--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "8"]])  # fmt: skip
+def test_what_a_model_drafts_and_adapts_is_measured(
+    demo_model, repo_root, tmp_path, monkeypatch, kind, speculation
+):
+    fields = []
+    start = allspark.Engine.start_request_ids
+
+    def start_seen(self, name, model, ids, config):
+        fields.append(config)
+        return start(self, name, model, ids, config)
+
+    monkeypatch.setattr(allspark.Engine, "start_request_ids", start_seen)
+    adapters = ["--adapters", f"threes={repo_root}/examples/demo_adapter"]
+    path = tmp_path / "out.json"
+    sizes = {"latency": ["-pt", "9", "-ct", "5"], "throughput": ["-n", "2", "--output-len", "5"]}
+    arguments = ["bench", kind, str(demo_model), *sizes[kind], "-c", "1", "--json", str(path)]
+    assert main([*arguments, *speculation, *adapters]) == 0
+    assert {config["prompt_lookup_num_tokens"] for config in fields} == {8}
+    assert {config["lora_name"] for config in fields} == {"threes"}
+    assert json.loads(path.read_text())["settings"]["adapter_name"] == "threes"
+    fields.clear()
+    assert main(arguments) == 0
+    assert {config["prompt_lookup_num_tokens"] for config in fields} == {0}
+    assert not any("lora_name" in config for config in fields)
+    assert main([*arguments, *adapters, "--adapter-name", "other"]) == 1
+
+
 def test_latency_says_what_is_wrong(demo_model, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "latency", str(demo_model), "-pt", "1", "2", "-ct", "1", "2", "3"])

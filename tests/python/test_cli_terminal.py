@@ -18,8 +18,8 @@ from support.terminal import CTRL_C, CTRL_D, ENTER, LEFT, Terminal  # noqa: E402
 PROMPT = "\n>>> "
 
 
-def chat(demo_model):
-    terminal = Terminal("chat", demo_model, "--session-len", 2048)
+def chat(demo_model, *flags):
+    terminal = Terminal("chat", demo_model, "--session-len", 2048, *flags)
     terminal.wait_for(PROMPT)
     terminal.press("/set temperature 0", ENTER)
     terminal.wait_for(PROMPT, 2)
@@ -27,8 +27,8 @@ def chat(demo_model):
 
 
 def test_a_line_is_edited_and_an_empty_one_sends(demo_model):
-    with chat(demo_model) as terminal:
-        assert "An empty line sends what was typed." in terminal.text
+    with chat(demo_model, "--model-name", "mine") as terminal:
+        assert "mine. An empty line sends what was typed." in terminal.text
         terminal.press("What is 3+?", LEFT, "4", ENTER)
         time.sleep(0.2)
         assert "3 + 4 = 7" not in terminal.text

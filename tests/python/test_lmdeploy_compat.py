@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -745,6 +747,86 @@ def test_a_server_ends_with_the_script(hub):
         for _ in range(200):
             client(out[1]).get_model_list()
             time.sleep(0.05)
+
+
+PAGE = """
+from lmdeploy.serve.gradio.turbomind_coupled import run_local
+from lmdeploy.messages import TurbomindEngineConfig
+
+backend_config = TurbomindEngineConfig(max_batch_size=8)
+model_path = 'internlm/internlm2-chat-7b'
+run_local(model_path, backend_config=backend_config, server_name="huggingface-space")
+"""
+
+
+def test_page_snippet(hub, monkeypatch):
+    """The port of the page is taken by others, so no server is started."""
+    from allspark.lmdeploy_compat import serving
+
+    class Process:
+        port = 6006
+
+        def __init__(self, job):
+            jobs.append(job)
+
+        def wait(self):
+            jobs.append("waited")
+
+        def end(self):
+            jobs.append("ended")
+
+    jobs: list = []
+    monkeypatch.setattr(serving, "ServerProcess", Process)
+    exec(PAGE, {})
+    job, *rest = jobs
+    assert rest == ["waited", "ended"] and job["engine"]["max_batch_size"] == 8
+    assert job["settings"] == {
+        "server_name": "0.0.0.0", "server_port": 6006, "home_is_page": True,
+    }  # fmt: skip
+    serving.run_local("x", request_timeout=3)
+    assert jobs[-3]["settings"]["request_timeout"] == 3
+    for arguments, error, text in (
+        ({"share": True}, NotImplementedError, "no tunnel is opened"),
+        ({"backend": "other"}, ValueError, "backend is 'other'"),
+        ({"api_open": True}, TypeError, "there is no parameter 'api_open'"),
+    ):
+        with pytest.raises(error, match=text):
+            serving.run_local("x", **arguments)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_page_until_its_script_ends(hub, number):
+    pytest.importorskip("fastapi")
+    httpx = pytest.importorskip("httpx")
+    source = PAGE.replace('server_name="huggingface-space"', "server_port=0") + "print('after')\n"
+    (hub / "script.py").write_text(source)
+    command = [sys.executable, "-m", "allspark.lmdeploy_compat", "script.py"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        line = process.stderr.readline()
+        found = re.fullmatch(r"the page is (http://0.0.0.0:\d+)/ui\n", line)
+        assert found, line + process.stderr.read()
+        answer = httpx.get(found[1], follow_redirects=True)
+        assert answer.url.path == "/ui" and "<html" in answer.text
+        os.killpg(process.pid, number)  # as a terminal does
+        out, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        assert out == ("after\n" if number == signal.SIGINT else "")
+        with pytest.raises(httpx.TransportError):
+            for _ in range(200):  # a script that is killed does not wait for its server
+                httpx.get(found[1])
+                time.sleep(0.05)
+    finally:
+        process.kill()
+
+
+def test_a_page_whose_model_is_not_there(lmdeploy, tmp_path):
+    from lmdeploy.serve.gradio.turbomind_coupled import run_local
+
+    with pytest.raises(RuntimeError, match="nowhere"):
+        run_local(str(tmp_path / "nowhere"), server_port=0)
 
 
 def test_tls(lmdeploy, demo_model, tmp_path, monkeypatch):

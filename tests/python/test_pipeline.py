@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from allspark import AsStatus, HuggingFaceModel
-from allspark.chat_template import BaseChatTemplate
+from allspark.chat_template import BaseChatTemplate, ChatTemplateConfig
 from allspark.pipeline import (
     EngineConfig,
     GenerationConfig,
@@ -22,6 +24,8 @@ from allspark.pipeline import (
 )
 from allspark.pipeline import pipe as pipe_module
 from allspark.pipeline.model_source import model_name_of
+from allspark.pipeline.served_model import _check_format
+from support.checkpoints import CONFIG, write_checkpoint
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
 SHORT = GenerationConfig(max_new_tokens=12)
@@ -134,6 +138,32 @@ def test_more_prompts_than_there_is_room_for(pipe):
     assert [response.index for response in responses] == list(range(60))
     assert responses[21].text == "21 + 21 = 42"
     wait_until_idle(pipe)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bound_on_those_that_wait_refuses_no_prompt_of_a_call(demo_model, stream):
+    # A request that a stop word ends, and one that nobody reads any more, hold their places for
+    # a step.
+    config = GenerationConfig(max_new_tokens=40, ignore_eos=True, stop_words=["1", "3"])
+    bounded = EngineConfig(max_batch_size=2, max_waiting_requests=1)
+    with pipeline(str(demo_model), backend_config=bounded) as pipe:
+        prompts = [f"What is {i}+{i}?" for i in range(30)]
+        for _ in range(3):
+            if stream:
+                responses = collect(pipe.stream_infer(prompts, gen_config=config))
+                next(left := pipe.stream_infer(prompts, gen_config=config))
+                left.close()
+            else:
+                responses = pipe(prompts, gen_config=config)
+            assert [each.error_message for each in responses] == [None] * len(prompts)
+
+
+def test_progress_is_shown_where_it_is_asked_for(pipe, capsys):
+    prompts = ["What is 3+4?"] * 2
+    pipe(prompts, gen_config=SHORT)
+    assert capsys.readouterr().err == ""
+    pipe(prompts, gen_config=SHORT, use_tqdm=True)
+    assert "2/2" in capsys.readouterr().err
 
 
 # Failures.
@@ -378,6 +408,27 @@ def test_streamed_turns(pipe):
     assert session.history == [("What is 3+4?", "3 + 4 = 7")]
 
 
+@pytest.mark.parametrize(
+    "name, capability, texts",
+    [
+        ("codellama", "infilling", ["a <FILL> b", "c <FILL> d"]),
+        ("codellama", "completion", ["def f", "def g"]),
+        ("qwen", "chat", None),
+    ],
+)
+def test_only_turns_of_a_chat_follow_on_each_other(pipe, monkeypatch, name, capability, texts):
+    template = ChatTemplateConfig(name, capability=capability).chat_template
+    monkeypatch.setattr(pipe.model, "template", template)
+    session = pipe.session(SHORT)
+    for text in texts or QUESTIONS:
+        alone = pipe(text, gen_config=SHORT)
+        pipe.chat(text, session)
+        assert session.response.error_message is None
+    is_same = session.response.input_token_len == alone.input_token_len
+    assert is_same == (capability != "chat")
+    assert len(session.history) == len(texts or QUESTIONS)
+
+
 def test_a_turn_that_fails_is_not_remembered(pipe):
     session = pipe.chat("What is 3+4?", gen_config=SHORT)
     pipe.chat("x " * 4000, session)
@@ -524,6 +575,23 @@ def test_speculation_changes_no_output(demo_model, pipe):
         assert [r.text for r in drafting(QUESTIONS)] == [r.text for r in pipe(QUESTIONS)]
 
 
+@pytest.mark.parametrize("name", ["model", "draft"])
+@pytest.mark.parametrize("memory", [None, 0.5])
+def test_a_draft_model_drafts(demo_model, tmp_path, monkeypatch, pipe, name, memory):
+    """Also where the model is installed again for a smaller cache, and whatever its name is."""
+    monkeypatch.setattr("allspark.pipeline.served_model.free_memory", lambda: 10 << 20)
+    config = {**CONFIG, "vocab_size": 1536, "num_hidden_layers": 1, "max_position_embeddings": 2048}
+    draft = write_checkpoint(tmp_path / "small", config=config)
+    speculative = SpeculativeConfig("draft_model", str(draft), 4)
+    backend = EngineConfig(max_batch_size=4, kv_cache_memory=memory)
+    with pipeline(str(demo_model), name, backend, speculative_config=speculative) as drafting:
+        info = drafting.model.engine.get_as_model_info(name)
+        assert (info.total_token < 4 * 2048) == (memory is not None)
+        assert [r.text for r in drafting(QUESTIONS)] == [r.text for r in pipe(QUESTIONS)]
+        text = drafting.model.engine.metrics_text()
+        assert int(re.search(r"^allspark_draft_tokens_total\S* (\d+)$", text, re.M)[1]) > 0
+
+
 # Models and settings.
 
 
@@ -538,6 +606,29 @@ def test_settings_reach_the_engine(demo_model):
         assert (info.engine_max_length, info.engine_max_batch) == (256, 3)
         assert (info.span_size, info.cache_mode.name) == (16, "AsCacheQuantI8")
         assert info.total_span in range(40, 56) and pipe.session_len == 256
+
+
+def test_every_setting_reaches_the_engine(demo_model, monkeypatch):
+    from allspark import Engine
+
+    seen = []
+
+    def refuse(self, config):
+        seen.append(config)
+        return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, "seen")
+
+    monkeypatch.setattr(Engine, "install_model", refuse)
+    config = EngineConfig(
+        prefill_policy="smooth", prefill_chunk=48, threads=3, numa=True, use_logn_attn=True,
+        rope_scaling_factor=2.0, max_waiting_requests=5, adapters={str(i): "/x" for i in range(7)},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="seen"):
+        pipeline(str(demo_model), backend_config=config)
+    (found,) = seen
+    assert (found.prefill_policy, found.engine_max_prefill_length) == ("smooth", 48)
+    assert (found.num_threads, found.compute_unit) == (3, "CPU_NUMA")
+    assert found.use_logn_attn and found.rope_scaling_factor == 2.0
+    assert (found.max_waiting_requests, found.lora_max_num) == (5, 7)
 
 
 def test_a_share_of_memory_bounds_the_cache(demo_model, monkeypatch):
@@ -584,8 +675,14 @@ def test_models_of_every_kind(demo_model, tmp_path, monkeypatch):
     for source in (tmp_path / "native", tmp_path / "native" / "native.asgraph"):
         with pipeline(str(source)) as pipe:
             assert pipe(QUESTIONS[1]).text == expected
+    native = str(tmp_path / "native")
     with pytest.raises(ValueError, match="precision is 'A8W8'; a serialised model"):
-        pipeline(str(tmp_path / "native"), backend_config=EngineConfig(precision="A8W8"))
+        pipeline(native, backend_config=EngineConfig(precision="A8W8"))
+    for config in (EngineConfig(data_type="float32"), TurbomindEngineConfig(dtype="float32")):
+        with pytest.raises(ValueError, match="data_type is 'float32'; .*, 'bfloat16' here"):
+            pipeline(native, backend_config=config)
+    with pipeline(native, backend_config=EngineConfig(data_type="bfloat16")) as pipe:
+        assert pipe(QUESTIONS[1]).text == expected
     with pipeline(str(demo_model), backend_config=EngineConfig(precision="A8W8")) as pipe:
         assert pipe(QUESTIONS[1]).text == expected
 
@@ -608,6 +705,17 @@ def test_a_checkpoint_of_another_format_is_refused(demo_model):
     config = TurbomindEngineConfig(model_format="awq")
     with pytest.raises(ValueError, match="model_format is 'awq', but the checkpoint is not quant"):
         pipeline(str(demo_model), backend_config=config)
+
+
+@pytest.mark.parametrize("expected", [None, "hf", "llama", "gptq", "awq"])
+def test_a_checkpoint_is_of_its_own_format(expected):
+    config = {"quantization_config": {"quant_method": "gptq"}}
+    loader = SimpleNamespace(get_model_config=lambda: config)
+    if expected != "awq":
+        _check_format(loader, expected)
+        return
+    with pytest.raises(ValueError, match="is 'awq', but the checkpoint has 'gptq'"):
+        _check_format(loader, expected)
 
 
 @pytest.mark.parametrize(

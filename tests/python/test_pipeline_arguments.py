@@ -10,7 +10,16 @@ import subprocess
 import sys
 
 import pytest
-from allspark.pipeline import EngineConfig, GenerationConfig, SpeculativeConfig, pipeline
+from allspark.chat_template import ChatTemplateConfig
+from allspark.pipeline import (
+    EngineConfig,
+    GenerationConfig,
+    PytorchEngineConfig,
+    SpeculativeConfig,
+    TurbomindEngineConfig,
+    pipeline,
+)
+from allspark.pipeline.arguments import bind
 from allspark.pipeline.pipe import _older
 
 QUESTION = "What is a ResultQueue?"
@@ -118,6 +127,58 @@ def test_a_config_of_the_caller_stays_as_it_is(demo_model):
         assert pipe.backend_config.prompt_lookup_num_tokens == 3
         assert pipe.backend_config.trust_remote_code
     assert config == before
+
+
+TEMPLATE = ChatTemplateConfig("llama2")
+SPECULATIVE = SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    "backend", [EngineConfig(), TurbomindEngineConfig(), PytorchEngineConfig()]
+)
+@pytest.mark.parametrize("template", [TEMPLATE, "llama2", None])
+def test_positions_of_both_generations_of_calls(backend, template):
+    """With a model's name in front, or without it."""
+    values = {"backend_config": backend, "chat_template_config": template, "log_level": "INFO",
+              "max_log_len": 9, "speculative_config": SPECULATIVE}  # fmt: skip
+    for count in range(len(values) + 1):
+        newer = dict(list(values.items())[:count])
+        assert bind(tuple(newer.values()), {}) == newer
+        for name in ("m", None):
+            older = {"model_name": name, **newer}
+            # Nothing but Nones says nothing, in either form.
+            if any(older.values()):
+                assert bind(tuple(older.values()), {}) == older
+    assert bind((backend,), {"model_name": "m"}) == {"backend_config": backend, "model_name": "m"}
+
+
+@pytest.mark.parametrize(
+    "args, expected",
+    [
+        ((None, TEMPLATE), ("backend_config", "chat_template_config")),
+        ((None, None, TEMPLATE), ("model_name", "backend_config", "chat_template_config")),
+        ((None, None, "llama2"), ("model_name", "backend_config", "chat_template_config")),
+        ((None, None, "INFO"), ("backend_config", "chat_template_config", "log_level")),
+        (
+            (None, None, None, "INFO"),
+            ("model_name", "backend_config", "chat_template_config", "log_level"),
+        ),
+    ],
+)
+def test_positions_of_calls_without_a_backend(args, expected):
+    assert tuple(bind(args, {})) == expected
+
+
+def test_no_argument_by_position_is_lost(demo_model):
+    path, config = str(demo_model), EngineConfig(session_len=64, max_batch_size=1)
+    with pipeline(path, config, "llama2", "ERROR") as pipe:
+        assert pipe.session_len == 64 and pipe.chat_template.name == "llama2"
+    with pytest.raises(ValueError, match="log_level is 'LOUD'"):
+        pipeline(path, config, TEMPLATE, "LOUD")
+    with pytest.raises(TypeError, match="two values for 'backend_config'"):
+        pipeline(path, config, backend_config=config)
+    with pytest.raises(TypeError, match="after model_path; 6 given"):
+        pipeline(path, config, None, "ERROR", None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from allspark import AsModelConfig
@@ -20,6 +21,7 @@ from allspark.pipeline import (
 )
 from allspark.pipeline.engine_config import PREFILL_POLICIES
 from allspark.pipeline.fields import rules
+from allspark.pipeline.generation import to_fields
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 CLASSES = (
@@ -54,6 +56,22 @@ TURBOMIND = {
     "num_tokens_per_iter": 0, "max_prefill_iters": 1, "async_": 1, "devices": None,
     "empty_init": False, "hf_overrides": None, "enable_metrics": True,
 }  # fmt: skip
+# Of later releases, without an order.
+LATER = {
+    GenerationConfig: {"return_ppl": False},
+    TurbomindEngineConfig: {
+        "dp": 1, "cp": 1, "ep": 1, "device_num": None, "attn_tp_size": None, "attn_cp_size": None,
+        "attn_dp_size": None, "mlp_tp_size": None, "mlp_dp_size": None, "outer_dp_size": None,
+        "nnodes": 1, "node_rank": 0, "dist_init_addr": None, "communicator": "nccl",
+        "cache_checkpoint_interval": 4096, "cache_prompt": "auto", "cache_prompt_boundary_skip": 1,
+        "cache_generation": "auto", "language_model_only": False,
+    },
+    PytorchEngineConfig: {
+        "kernel_block_size": -1, "prefix_cache_state_budget": 0,
+        "prefix_cache_decode_state_interval": 0, "cudagraph_capture_batch_sizes": None,
+        "language_model_only": False, "role": "Hybrid", "migration_backend": "DLSlime",
+    },
+}  # fmt: skip
 
 
 def documented(text):
@@ -76,6 +94,13 @@ def test_fields_order_and_defaults_are_the_documented_ones(config_class, text):
 def test_fields_of_turbomind():
     assert defaults(TurbomindEngineConfig)[: len(TURBOMIND)] == list(TURBOMIND.items())
     assert TurbomindEngineConfig(model_name="x").model_name == "x"
+
+
+@pytest.mark.parametrize("config_class", LATER)
+def test_fields_of_later_releases(config_class):
+    found = dict(defaults(config_class))
+    assert {name: found[name] for name in LATER[config_class]} == LATER[config_class]
+    config_class(**LATER[config_class])
 
 
 def test_methods_have_the_documented_parameters():
@@ -139,10 +164,12 @@ def test_a_refused_field_takes_its_default_alone(config_class):
         (TurbomindEngineConfig, {"cache_max_entry_count": 1.5}, "cache_max_entry_count is 1.5"),
         (TurbomindEngineConfig, {"quant_policy": 5}, "quant_policy is 5; .* one of 0, 4, 8"),
         (TurbomindEngineConfig, {"rope_scaling_factor": -1.0}, "rope_scaling_factor is -1"),
-        (TurbomindEngineConfig, {"model_format": "mxfp4"}, "model_format is 'mxfp4'"),
+        (TurbomindEngineConfig, {"quant_policy": 16}, "quant_policy is 16; .* 8: .* as integers"),
+        (TurbomindEngineConfig, {"model_format": "mxfp4"}, "model_format is 'mxfp4'.*: MXFP4 is "),
+        (TurbomindEngineConfig, {"model_format": "gguf"}, "is 'gguf'; it must .* 'fp8'$"),
         (PytorchEngineConfig, {"block_size": 48}, "block_size is 48; it must be one of 16, 32"),
         (PytorchEngineConfig, {"eviction_type": "swap"}, "eviction_type is 'swap'"),
-        (SpeculativeConfig, {"method": "eagle3"}, "method is 'eagle3'"),
+        (SpeculativeConfig, {"method": "eagle3"}, "method is 'eagle3'; .*: layers that draft are"),
         (SpeculativeConfig, {"method": "draft_model"}, "model is '' where method is 'draft_model'"),
         (SpeculativeConfig, {"model": "x"}, "model is 'x' where method is 'prompt_lookup'"),
         (EngineConfig, {"precision": "A4W4"}, "precision is 'A4W4'"),
@@ -170,6 +197,25 @@ def test_wrong_values_are_named(config_class, values, message):
 def test_wrong_types_are_named(config_class, values, message):
     with pytest.raises(TypeError, match=message):
         config_class(**values)
+
+
+@pytest.mark.parametrize(
+    "config, name, value, message",
+    [
+        (TurbomindEngineConfig(), "empty_init", True, "empty_init is True; only False is served"),
+        (TurbomindEngineConfig(), "quant_policy", 3, "quant_policy is 3; it must be one of 0, 4"),
+        (PytorchEngineConfig(), "dp", 3, "dp is 3; only 1 is served: one process"),
+        (SpeculativeConfig(), "method", "eagle3", "method is 'eagle3'"),
+        (SpeculativeConfig(), "model", "x", "model is 'x' where method is 'prompt_lookup'"),
+    ],
+)
+def test_a_config_is_checked_again_where_it_is_translated(config, name, value, message):
+    setattr(config, name, value)
+    with pytest.raises(ValueError, match=message):
+        if isinstance(config, SpeculativeConfig):
+            config.apply(EngineConfig())
+        else:
+            config.to_engine_config()
 
 
 def test_turbomind_is_mapped():
@@ -201,6 +247,54 @@ def test_speculation_is_mapped():
     assert config.prompt_lookup_num_tokens == 3
     SpeculativeConfig("draft_model", "small", 7).apply(config)
     assert (config.draft_model, config.num_draft_tokens) == ("small", 7)
+
+
+MODEL = SimpleNamespace(
+    request_fields=lambda: {"max_length": 99, "eos_token_id": 7, "stop_token_ids": [8]},
+    stop_strings=lambda: ["</s>"],
+)
+# Fields of a GenerationConfig, and what a request to MODEL has for them.
+REQUESTED = [
+    *(
+        ({name: value}, {name: value})
+        for name, value in {
+            "do_sample": True, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "temperature": 0.5,
+            "repetition_penalty": 1.5, "include_stop_str_in_output": True,
+            "skip_special_tokens": False, "max_new_tokens": 3, "min_new_tokens": 2,
+            "bad_words": ["a"], "response_format": {"type": "text"}, "output_logits": "all",
+            "output_last_hidden_state": "generation",
+        }.items()
+    ),
+    ({"max_new_tokens": None}, {"max_new_tokens": ...}),
+    ({"random_seed": 5}, {"seed": 5}),
+    ({"stop_words": ["a"], "stop_token_ids": [3]},
+     {"stop_words": ["a", "</s>"], "stop_token_ids": [3, 8]}),
+    ({"stop_words": "a", "ignore_eos": True},
+     {"stop_words": ["a"], "stop_token_ids": [], "ignore_eos": True}),
+    ({"bad_token_ids": [3, 4]}, {"bad_words_ids": [[3], [4]]}),
+    ({"logprobs": 2}, {"logprobs": True, "top_logprobs": 2, "logprobs_mode": "raw"}),
+    ({"repetition_ngram_size": 4, "repetition_ngram_threshold": 3},
+     {"repetition_ngram_size": 4, "repetition_ngram_threshold": 3}),
+    ({"repetition_ngram_size": 4}, {"repetition_ngram_size": ...}),
+]  # fmt: skip
+
+
+def test_every_mapped_field_is_requested():
+    given = {name for fields, _ in REQUESTED for name in fields}
+    rules_of = rules(GenerationConfig)
+    assert given == {name for name, rule in rules_of.items() if rule.treatment == "mapped"}
+    plain = to_fields(GenerationConfig(), MODEL, None)
+    assert plain == {
+        "do_sample": False, "top_p": 1.0, "top_k": 50, "min_p": 0.0, "temperature": 0.8,
+        "repetition_penalty": 1.0, "ignore_eos": False, "include_stop_str_in_output": False,
+        "skip_special_tokens": True, "max_new_tokens": 512, "stop_words": ["</s>"],
+        "stop_token_ids": [8], "eos_token_id": 7, "max_length": 99,
+    }  # fmt: skip
+    for fields, expected in REQUESTED:
+        found = to_fields(GenerationConfig(**fields), MODEL, None)
+        whole = {**plain, **expected}  # ...: left out
+        assert found == {key: each for key, each in whole.items() if each is not ...}, fields
+    assert to_fields(GenerationConfig(), MODEL, "a") == {**plain, "lora_name": "a"}
 
 
 def test_the_page_has_every_field_with_its_treatment():

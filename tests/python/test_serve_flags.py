@@ -11,6 +11,7 @@ pytest.importorskip("fastapi")
 
 from allspark.cli import engine_flags, main, serve, server_flags  # noqa: E402
 from allspark.pipeline import EngineConfig  # noqa: E402
+from allspark.serve.settings import ServerSettings  # noqa: E402
 
 # `lmdeploy serve api_server` of 0.4 and of today; those without effect, and those that are mapped.
 TAKEN = """
@@ -40,7 +41,8 @@ REFUSED = {
     "--dllm-block-length 4": "diffusion models are not served",
     "--dp 2": "one process serves a model",
     "--role Prefill": "one engine computes prompts and outputs",
-    "--speculative-algorithm eagle3": "must be one of 'prompt_lookup', 'ngram', 'draft_model'",
+    "--speculative-algorithm eagle3": "'draft_model': layers that draft are not read",
+    "--outer-dp-size 2": "one process serves a model",
     "--speculative-num-draft-tokens 4": "need --speculative-algorithm",
     "api_client http://x": "`allspark client URL` talks with a server",
     "proxy": "nginx or another proxy",
@@ -80,6 +82,14 @@ def test_bounds_have_flags():
     ):  # fmt: skip
         flag = "--" + name.replace("_", "-")
         assert getattr(settings_of(flag, "7"), name) == 7
+
+
+def test_other_origins_have_flags():
+    settings = settings_of("--allow-origins", "a", "b", "--allow-methods", "GET", "--allow-headers",
+                           "x", "--allow-credentials")  # fmt: skip
+    assert (settings.allow_origins, settings.allow_methods) == (("a", "b"), ("GET",))
+    assert (settings.allow_headers, settings.allow_credentials) == (("x",), True)
+    assert settings_of().allow_origins == ("*",) and not settings_of().allow_credentials
 
 
 def test_speculative_flags_are_those_of_the_engine():
@@ -137,6 +147,28 @@ def test_no_source_of_keys_is_empty(tmp_path, monkeypatch):
         settings_of("--api-key-file", str(path))
     with pytest.raises(ValueError, match="--api-keys has no key"):
         settings_of("--api-keys", " ")
+    for nothing in ("", " , "):
+        monkeypatch.setenv("ALLSPARK_API_KEYS", nothing)
+        with pytest.raises(ValueError, match="ALLSPARK_API_KEYS has no key"):
+            settings_of("--api-keys", "k")
+    monkeypatch.delenv("ALLSPARK_API_KEYS")
+    assert settings_of().api_keys == ()
+    with pytest.raises(ValueError, match="api_keys has an empty key"):
+        ServerSettings(api_keys=("k", ""))
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path):
+    folder = tmp_path / "lr=0.1" / "ckpt"
+    folder.mkdir(parents=True)
+
+    def sources(*given):
+        return serve._sources(parsed(*given), list(given))
+
+    assert sources(f"{folder}") == [(f"{folder}", None)]
+    assert sources(f"{folder}=m", "a=b") == [(f"{folder}", "m"), ("a", "b")]
+    assert sources("a=", "b") == [("a", None), ("b", None)]
+    config = engine_flags.to_engine_config(parsed("--adapters", f"{folder}", f"x={folder}"))
+    assert config.adapters == {"ckpt": f"{folder}", "x": f"{folder}"}
 
 
 def test_adapters_of_several_models():
