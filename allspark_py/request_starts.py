@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import weakref
@@ -26,6 +25,7 @@ from allspark.generation_config import (
 )
 from allspark.input_ids import BYTES, shown, to_id_array, wrong_type
 from allspark.ordered_starts import OrderedStarts
+from allspark.own_threads import schema_threads
 from allspark.result_queue import ResultQueue
 from allspark.statuses import Handles, Statuses
 from allspark.text_queue import TextQueue
@@ -245,7 +245,7 @@ async def compile_grammar(
 
             Compiler.of(model.get_tokenizer()).prepare(response_format)
 
-    await asyncio.to_thread(compile_it)
+    await schema_threads.run(compile_it)
 
 
 def _weak_stop(native: NativeEngine, model_name: str, handle: RequestHandle) -> Callable[[], None]:

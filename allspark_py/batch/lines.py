@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,12 @@ class Line:
             message = f"the line has more than {MAX_LINE_BYTES} bytes, the bound"
             raise LineError(message, "request_too_large")
         try:
-            value = json.loads(self.data.decode(), parse_constant=_no_number)
+            value = json.loads(
+                self.data.decode(),
+                parse_constant=_no_number,
+                parse_float=_float,
+                parse_int=_integer,
+            )
             if b"\\u" in self.data:  # an escape may be half a character
                 json.dumps(value, ensure_ascii=False).encode()
             return value
@@ -52,6 +58,24 @@ class Line:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+# Numbers are read as the server's parser reads them in a body: an integer of more than 64 bits as a
+# float, and none that is beyond those.
+
+
+def _integer(text: str) -> int | float:
+    if len(text) > 20:  # more than any of 64 bits has
+        return _float(text)
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 64 else float(value)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:100]} is beyond all floating-point numbers")
+    return value
 
 
 class LineReader:

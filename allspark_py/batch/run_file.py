@@ -20,6 +20,15 @@ def run_file_of(output: Path) -> Path:
     return output.with_name(output.name + ".run")
 
 
+def settings_before(output: OutputFile) -> dict[str, Any]:
+    """The settings with which an output was begun; none where it has nothing yet.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    return dict(_read(run_file_of(output.path))["settings"]) if output.num_bytes() else {}
+
+
 def begin(output: OutputFile, settings: Settings, created: int, overwrite: bool) -> tuple[int, int]:
     """Begins an output, or finds where it goes on.
 

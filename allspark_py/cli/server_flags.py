@@ -28,7 +28,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--server-port", type=int, metavar="N", help="port (default: 23333, gradio: 6006; 0: any "
         "free one)")  # fmt: skip
     add("--model-name", metavar="NAME", help="the name of a single model")
-    add("--api-keys", nargs="+", default=[], metavar="KEY", help="also in ALLSPARK_API_KEYS")
+    add("--api-keys", nargs="+", metavar="KEY", help="also in ALLSPARK_API_KEYS")
     add("--api-key-file", metavar="FILE", help="a key on each line")
     for name, setting in _flags():
         text, default = setting.metadata["help"], setting.default
@@ -129,13 +129,17 @@ def _flags() -> Iterator[tuple[str, Field[Any]]]:
 
 def _keys(options: argparse.Namespace) -> list[str]:
     """Raises ValueError where a source of keys has none: the server would be open."""
-    given = {"--api-keys": options.api_keys}
+    given: dict[str, list[str]] = {}
+    if options.api_keys is not None:
+        given["--api-keys"] = options.api_keys
     if options.api_key_file is not None:
         given[options.api_key_file] = read_text(Path(options.api_key_file)).split("\n")
-    found = [key.strip() for key in os.environ.get("ALLSPARK_API_KEYS", "").split(",")]
+    if (listed := os.environ.get("ALLSPARK_API_KEYS")) is not None:
+        given["ALLSPARK_API_KEYS"] = listed.split(",")
+    found: list[str] = []
     for source, keys in given.items():
         own = [key.strip() for key in keys if key.strip()]
-        if keys and not own:
+        if not own:
             raise ValueError(f"{source} has no key; each is a text of its own")
         found += own
-    return [key for key in found if key]
+    return found

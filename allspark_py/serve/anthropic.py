@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from allspark.serve.anthropic_request import NOT_SERVED, to_chat
+from allspark.serve.anthropic_request import NOT_SERVED, ChatRequest, to_chat
 from allspark.serve.blocks import BlockBuilder
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.chat import count_prompt_tokens, start_conversation
 from allspark.serve.choice import Choice, finish
+from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id
 from allspark.serve.protocol.anthropic import CountTokensBody, MessagesBody
@@ -23,6 +24,7 @@ PING = frame({"type": "ping"}, "ping")
 class MessagesCall:
     """A request to /v1/messages, with its output started."""
 
+    request: ChatRequest
     id: str
     model: str
     stop_sequences: list[str]
@@ -58,6 +60,12 @@ class MessagesCall:
         ended = "tool_use" if self.builder.has_tool_use else "end_turn"
         return {"stop_reason": ended, "stop_sequence": None}
 
+    @property
+    def error(self) -> ApiError | None:
+        """Why the output ended in an error; None if it did not."""
+        error = self.choice.error
+        return error and self.request.renamed(error)
+
     def usage(self) -> dict[str, int]:
         """Tokens so far. Those that the prefix cache had are not among input_tokens."""
         cached = self.choice.cached_tokens
@@ -82,8 +90,14 @@ class MessagesCall:
 async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall:
     """Checks a request and starts its output. Raises ApiError where it is refused."""
     ignored = check_fields(body, state.settings, NOT_SERVED)
-    conversation = await start_conversation(state, to_chat(body, state.settings))
+    request = to_chat(body, state.settings)
+    try:
+        is_prompt = body.max_tokens == 0
+        conversation = await start_conversation(state, request.body, prompt_only=is_prompt)
+    except ApiError as error:
+        raise request.renamed(error) from None
     return MessagesCall(
+        request=request,
         id=make_id("msg", "_"),
         model=conversation.entry.name,
         stop_sequences=body.stop_sequences or [],
@@ -97,15 +111,19 @@ async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall
 
 async def count_tokens(state: ServerState, body: CountTokensBody) -> dict[str, int]:
     """The answer of /v1/messages/count_tokens."""
-    return {"input_tokens": await count_prompt_tokens(state, to_chat(body, state.settings))}
+    request = to_chat(body, state.settings)
+    try:
+        return {"input_tokens": await count_prompt_tokens(state, request.body)}
+    except ApiError as error:
+        raise request.renamed(error) from None
 
 
 async def whole_message(call: MessagesCall) -> dict[str, Any]:
     """The answer that is not streamed, once the output has ended."""
     try:
         await finish([call.choice])
-        if call.choice.error is not None:
-            raise call.choice.error
+        if call.error is not None:
+            raise call.error
         call.take()
         problems = await call.check.wait(call.builder.calls)
     finally:
@@ -142,7 +160,7 @@ class MessageStream:
         events = call.take()
         problems = call.check.problems(call.builder.calls, self._write) if is_finished else None
         is_end = self._has_ended = problems is not None
-        error = call.choice.error if is_end else None
+        error = call.error if is_end else None
         if error is not None:
             events.append(error.to_anthropic(call.choice.request_id))
         elif problems is not None:

@@ -6,16 +6,19 @@ Every error names its place in the request as it was sent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from allspark.serve.errors import ApiError
 from allspark.serve.fields import check_stops
-from allspark.serve.places import shown, to_content, wrong
+from allspark.serve.places import renamed, shown, to_content, wrong
 from allspark.serve.protocol.anthropic import (
     AnthropicMessage,
     AnthropicTool,
     AnthropicToolChoice,
     CountTokensBody,
     MessagesBody,
+    OutputFormat,
 )
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.settings import ServerSettings
@@ -28,19 +31,41 @@ _CHANGING_BLOCK = "x-anthropic-billing-header"
 _ROLE_BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
 }
 
 # A block with its place, as "messages[0].content[1]".
 _Placed = tuple[str, Mapping[str, Any]]
 
 
-def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request as chat takes it.
+
+    Attributes:
+        places: of its messages, as clients know them.
+        schema_name: what they call the schema of the output.
+    """
+
+    body: ChatBody
+    places: list[str]
+    schema_name: str
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """An error of chat, with the names of this route."""
+        names = {"json_schema": self.schema_name, "function.parameters": "input_schema"}
+        return renamed(error, self.places, "messages", names)
+
+
+def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatRequest:
     """The same request, as chat takes it.
 
     Raises:
         ApiError: what chat would not refuse by the name that it has here.
     """
-    messages = [*_system(body.system), *_messages(body.messages)]
+    system = _system(body.system)
+    others, places = _messages(body.messages)
+    messages = [*system, *others]
     is_continued = messages[-1]["role"] == "assistant"
     fields: dict[str, Any] = {
         "model": body.model,
@@ -54,19 +79,27 @@ def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatBody:
         fields["tool_choice"] = _tool_choice(body.tool_choice, bool(body.tools))
         fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
     if body.thinking is not None:
-        fields["enable_thinking"] = body.thinking.type != "disabled"
-    if body.output_config is not None and body.output_config.format is not None:
-        fields["json_schema"] = body.output_config.format.schema_
+        fields["enable_thinking"] = body.thinking.type in ("enabled", "adaptive")
+    if (output := _format(body)) is not None:
+        fields["json_schema"] = output.schema_
     if isinstance(body, MessagesBody):
         check_stops("stop_sequences", body.stop_sequences or [], settings)
         fields.update(
-            max_tokens=body.max_tokens,
+            max_tokens=body.max_tokens or None,
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             stop=body.stop_sequences,
         )
-    return ChatBody(**fields)
+    schema_name = "output_format.schema" if body.output_format else "output_config.format.schema"
+    return ChatRequest(ChatBody(**fields), ["system"] * len(system) + places, schema_name)
+
+
+def _format(body: CountTokensBody) -> OutputFormat | None:
+    own = body.output_config.format if body.output_config is not None else None
+    if own is not None and body.output_format is not None:
+        raise wrong("output_format", "and output_config.format are both given; there is one format")
+    return own or body.output_format
 
 
 def _field(block: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
@@ -107,16 +140,22 @@ def _system(system: str | list[Any] | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": content}] if content else []
 
 
-def _messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[AnthropicMessage]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages of chat, and where each of them begins."""
     if not messages:
         raise wrong("messages", "is empty; it must have a message at least")
     tool_names: dict[str, str] = {}  # by the calls' ids
     found: list[dict[str, Any]] = []
-    for role, blocks in _turns(messages):
+    places: list[str] = []
+    for turn, role, blocks in _turns(messages):
         if role == "user":
             found += _user(blocks, tool_names)
-        else:
+        elif role == "assistant":
             found.append(_assistant(blocks, tool_names))
+        else:
+            texts = [_field(block, "text", str, place) for place, block in blocks]
+            found.append({"role": "system", "content": to_content(texts)})
+        places += [turn] * (len(found) - len(places))
     last = found[-1]
     if last["role"] == "assistant" and not (last["content"] or "tool_calls" in last):
         found.pop()  # nothing to go on from
@@ -126,12 +165,12 @@ def _messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
         raise wrong(
             f"messages[{len(messages) - 1}]", "has a 'tool_use' whose 'tool_result' is missing"
         )
-    return found
+    return found, places
 
 
-def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed]]]:
-    """The blocks of each turn. Messages of one role that follow each other are one."""
-    turns: list[tuple[str, list[_Placed]]] = []
+def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, str, list[_Placed]]]:
+    """Each turn's place, role and blocks. Messages of one role that follow each other are one."""
+    turns: list[tuple[str, str, list[_Placed]]] = []
     for index, message in enumerate(messages):
         place = f"messages[{index}].content"
         blocks: list[_Placed]
@@ -139,14 +178,14 @@ def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed
             blocks = [(place, {"type": "text", "text": message.content})]
         else:
             blocks = [(f"{place}[{i}]", block) for i, block in enumerate(message.content)]
-            if not blocks and message.role == "user":
+            if not blocks and message.role != "assistant":
                 raise wrong(place, "is empty; it must have a block at least")
         for at, block in blocks:
             _kind(block, _ROLE_BLOCKS[message.role], at)
-        if turns and turns[-1][0] == message.role:
-            turns[-1][1].extend(blocks)
+        if turns and turns[-1][1] == message.role:
+            turns[-1][2].extend(blocks)
         else:
-            turns.append((message.role, blocks))
+            turns.append((f"messages[{index}]", message.role, blocks))
     return turns
 
 

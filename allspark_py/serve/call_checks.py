@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from allspark.own_threads import schema_threads
 from allspark.serve.parsers import Tool
 from allspark.serve.parsers.collector import is_json_object
 from allspark.serve.parsers.validation import argument_problem
+from allspark.serve.text_work import begin
 
 logger = logging.getLogger("allspark.serve")
 
@@ -48,8 +50,7 @@ class CallCheck:
             ]
             if not checked:
                 return []
-            self._task = asyncio.ensure_future(asyncio.to_thread(_problems, checked))
-            self._task.add_done_callback(lambda task: None if task.cancelled() else changed())
+            self._task = begin(schema_threads.run(_problems, checked), changed)
         return self._task.result() if self._task.done() else None
 
     async def wait(self, calls: Sequence[Call]) -> list[dict[str, Any]]:

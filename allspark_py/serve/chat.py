@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from allspark.chat_template import TokenizerTemplate
 from allspark.chat_template.messages import MessageForm, content_text, normalise
+from allspark.input_ids import shown
+from allspark.own_threads import schema_threads
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.event_form import text_form
 from allspark.serve.field_names import check_fields
-from allspark.serve.fields import naming, own_of, to_fields
+from allspark.serve.fields import naming, own_of, to_fields, words_of
 from allspark.serve.ids import creation_time, make_id
-from allspark.serve.logprobs import chat_rows
+from allspark.serve.logprobs import MOST_ROWS, Rows, chat_rows
 from allspark.serve.message import MessageBuilder
 from allspark.serve.parsers import MessageParser, ToolFormat
 from allspark.serve.prompt_log import log_prompt
@@ -27,17 +28,38 @@ from allspark.serve.state import ServerState
 from allspark.serve.text_work import (
     SMALL,
     check_chars,
+    off_loop,
     size_of,
     template_error,
     template_variables,
 )
 from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
-from allspark.serve.usage import usage
+from allspark.serve.usage import ReasoningTokens, usage
 from allspark.text_queue import TextElements
 
 # Fields that ask for what is not served.
-NOT_SERVED = ("audio", "prediction", "web_search_options", "functions", "function_call")
+NOT_SERVED = (
+    "audio", "moderation", "prediction", "web_search_options", "functions", "function_call",
+)  # fmt: skip
 _TEXT_ONLY: tuple[Any, ...] = (None, [], ["text"])
+
+
+@dataclass
+class ChatOutput:
+    """A choice of an answer, and what reads it."""
+
+    choice: Choice
+    builder: MessageBuilder
+    check: CallCheck
+    reasoning: ReasoningTokens
+    rows: Rows[list[dict[str, Any]]] | None  # None: no log-probabilities are asked for
+
+    def take_rows(self, new: TextElements, most: int | None = None) -> list[dict[str, Any]]:
+        """The log-probabilities of new tokens, after those that wait; `most`: no more than that."""
+        if self.rows is None:
+            return []
+        self.rows.put(new.ids_from_generate, new.token_logprobs_list, new.log_probs_list)
+        return self.rows.take(most)
 
 
 @dataclass
@@ -51,11 +73,8 @@ class ChatCall:
     fingerprint: str
     num_prompt_tokens: int
     prompt_ids: list[int]
-    choices: list[Choice]
-    builders: list[MessageBuilder]
-    checks: list[CallCheck]
+    outputs: list[ChatOutput]
     ignored: str  # names of unknown fields
-    _num_reasoning_tokens: int = 0  # so far, of a stream
 
     @property
     def head(self) -> dict[str, Any]:
@@ -67,27 +86,22 @@ class ChatCall:
             "system_fingerprint": self.fingerprint,
         }
 
-    def usage(self, is_end: bool = True) -> dict[str, Any]:
-        """Of all choices. Tokens of reasoning are those that its text has; before the end those of
-        its pieces, since encoding all of it each time would take the square of its length."""
-        if is_end:
-            count = self._count([builder.reasoning for builder in self.builders])
-        else:
-            new = self._count([builder.take_reasoning() for builder in self.builders])
-            count = self._num_reasoning_tokens = self._num_reasoning_tokens + new
-        return usage(self.num_prompt_tokens, self.choices, count)
+    @property
+    def choices(self) -> list[Choice]:
+        """Of all outputs."""
+        return [output.choice for output in self.outputs]
 
-    def _count(self, texts: list[str]) -> int:
-        """Their tokens."""
-        encode = self.entry.model.tokenizer.encode
-        return sum(len(encode(text, add_special_tokens=False)) for text in texts if text)
+    def usage(self) -> dict[str, Any]:
+        """Of all choices, as far as their reasoning is counted."""
+        count = sum(output.reasoning.count for output in self.outputs)
+        return usage(self.num_prompt_tokens, self.choices, count)
 
     def release(self) -> None:
         """Stops what runs."""
-        for choice in self.choices:
-            choice.release()
-        for check in self.checks:
-            check.cancel()
+        for output in self.outputs:
+            output.choice.release()
+            output.check.cancel()
+            output.reasoning.cancel()
 
 
 @dataclass
@@ -103,8 +117,13 @@ class Conversation:
     ignored: str  # names of unknown fields
 
 
-async def start_conversation(state: ServerState, body: ChatBody) -> Conversation:
+async def start_conversation(
+    state: ServerState, body: ChatBody, prompt_only: bool = False
+) -> Conversation:
     """Checks a request and starts its outputs.
+
+    Args:
+        prompt_only: nothing is generated; the prefix cache then has the prompt.
 
     Raises:
         ApiError: the request is refused.
@@ -112,7 +131,7 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
     entry = state.catalog.get(body.model)
     ignored = check_fields(body, state.settings, NOT_SERVED)
     if body.modalities not in _TEXT_ONLY:
-        message = f"modalities is {body.modalities}; only ['text'] is served"
+        message = f"modalities is {shown(body.modalities)}; only ['text'] is served"
         raise ApiError(400, message, param="modalities", code="unsupported_feature")
     if body.chat_template is not None and not state.settings.allow_request_templates:
         message = "chat_template is given; this server takes none (--allow-request-templates)"
@@ -127,40 +146,48 @@ async def start_conversation(state: ServerState, body: ChatBody) -> Conversation
         raise ApiError(400, message, param="top_logprobs", code="invalid_value")
     if plan.keeps_special_tokens(entry):
         fields["skip_special_tokens"] = False
+    if prompt_only:
+        fields["prompt_only"] = True
+        fields.pop("response_format", None)
     made: list[_Prompt] = []
 
     def prepare() -> tuple[list[int], dict[str, Any]]:
-        prompt = _prepare(body, entry, plan)
-        made.append(prompt)
-        if prompt.tool_format.response_format is not None:
-            fields["response_format"] = prompt.tool_format.response_format
-        return prompt.ids, fields
+        made.append(_prepare(body, entry, plan))
+        return made[0].ids, fields
 
-    own = own_of(body)
+    own, tool_format = own_of(body), ToolFormat(None)
     with naming(body):
         if _is_quick(body, plan, fields):
             choices = await start_prepared(entry, prepare, own)
         else:
-            ids, fields = await asyncio.to_thread(prepare)
+            ids, fields = await off_loop(_texts(body), prepare)
+            if plan.has_format:  # which may be new, and is then compiled
+                tool_format = await schema_threads.run(plan.output_format, entry, made[0].text)
+            if tool_format.response_format is not None and not prompt_only:
+                fields["response_format"] = tool_format.response_format
             choices = await start_choices(entry, ids, fields, own)
     (prompt,) = made
     log_prompt(state.settings, entry, prompt.ids)
     parsers = [plan.make_parser(entry, prompt.text) for _ in choices]
-    checks = [plan.make_check(prompt.tool_format.unchecked) for _ in choices]
+    checks = [plan.make_check(tool_format.unchecked) for _ in choices]
     return Conversation(entry, prompt.ids, choices, parsers, fields, checks, ignored)
 
 
 def _is_quick(body: ChatBody, plan: ToolPlan, fields: dict[str, Any]) -> bool:
     """Whether a prompt is made, and its request started, within a millisecond or so."""
     has_own_work = plan.has_format or body.chat_template is not None
-    words = (body.messages, fields["stop_words"], fields.get("bad_words"), body.documents)
-    return not has_own_work and size_of(words) <= SMALL
+    return not has_own_work and size_of((*_texts(body), *words_of(fields)), SMALL) <= SMALL
+
+
+def _texts(body: ChatBody) -> tuple[Any, ...]:
+    """What the chat template makes the prompt of."""
+    return body.messages, body.tools, body.documents, body.chat_template_kwargs
 
 
 async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:
     """The length of the prompt that start_conversation makes. Raises ApiError as it does."""
     entry = state.catalog.get(body.model)
-    _, ids = await asyncio.to_thread(_prompt, body, entry, _plan(state, body, entry))
+    _, ids = await off_loop(_texts(body), _prompt, body, entry, _plan(state, body, entry))
     return len(ids)
 
 
@@ -172,6 +199,14 @@ async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
     """
     conversation = await start_conversation(state, body)
     reasoning = state.settings.reasoning_fields if body.include_reasoning is not False else ()
+    tokenizer = conversation.entry.model.tokenizer
+
+    def output(choice: Choice, parser: MessageParser | None, check: CallCheck) -> ChatOutput:
+        builder = MessageBuilder(parser, reasoning)
+        rows = Rows(partial(chat_rows, tokenizer)) if body.logprobs else None
+        return ChatOutput(choice, builder, check, ReasoningTokens(builder, tokenizer), rows)
+
+    read_by = (conversation.choices, conversation.parsers, conversation.checks)
     return ChatCall(
         body=body,
         entry=conversation.entry,
@@ -180,9 +215,7 @@ async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
         fingerprint=state.fingerprint(conversation.entry),
         num_prompt_tokens=len(conversation.prompt_ids),
         prompt_ids=conversation.prompt_ids,
-        choices=conversation.choices,
-        builders=[MessageBuilder(parser, reasoning) for parser in conversation.parsers],
-        checks=conversation.checks,
+        outputs=[output(*each) for each in zip(*read_by, strict=True)],
         ignored=conversation.ignored,
     )
 
@@ -199,12 +232,10 @@ def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
 class _Prompt:
     text: str
     ids: list[int]
-    tool_format: ToolFormat  # of the output
 
 
 def _prepare(body: ChatBody, entry: Entry, plan: ToolPlan) -> _Prompt:
-    """Makes the prompt. Runs on a thread: a long conversation takes milliseconds, and a new format
-    is compiled."""
+    """Makes the prompt. Runs on a thread: a long conversation takes milliseconds."""
     text, ids = _prompt(body, entry, plan)
     if not ids:
         message = "messages have no tokens; there must be one at least"
@@ -213,7 +244,7 @@ def _prepare(body: ChatBody, entry: Entry, plan: ToolPlan) -> _Prompt:
         bound = entry.model.session_len
         message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    return _Prompt(text, ids, plan.output_format(entry, text))
+    return _Prompt(text, ids)
 
 
 def _prompt(body: ChatBody, entry: Entry, plan: ToolPlan) -> tuple[str, list[int]]:
@@ -272,15 +303,7 @@ def _finish(
     }
 
 
-def _logprobs(call: ChatCall, new: TextElements) -> dict[str, Any] | None:
-    if not call.body.logprobs:
-        return None
-    rows = chat_rows(
-        call.entry.model.tokenizer,
-        new.ids_from_generate,
-        new.token_logprobs_list,
-        new.log_probs_list,
-    )
+def _logprobs(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": rows, "refusal": None}
 
 
@@ -288,10 +311,7 @@ async def whole_chat(call: ChatCall) -> dict[str, Any]:
     """The answer that is not streamed, once all outputs have ended."""
     try:
         await finish(call.choices)
-        choices = [
-            await _whole_choice(call, *parts)
-            for parts in zip(call.choices, call.builders, call.checks, strict=True)
-        ]
+        choices = [await _whole_choice(call, output) for output in call.outputs]
     finally:
         call.release()
     answer = {"object": "chat.completion", **call.head, "choices": choices}
@@ -301,18 +321,21 @@ async def whole_chat(call: ChatCall) -> dict[str, Any]:
     return answer
 
 
-async def _whole_choice(
-    call: ChatCall, choice: Choice, builder: MessageBuilder, check: CallCheck
-) -> dict[str, Any]:
+async def _whole_choice(call: ChatCall, output: ChatOutput) -> dict[str, Any]:
+    choice, builder = output.choice, output.builder
     if choice.error is not None:
         raise choice.error
     new = choice.take()
     builder.put(new.text, is_end=True)
-    problems = await check.wait(builder.calls)
+    problems = await output.check.wait(builder.calls)
+    await output.reasoning.count_whole()
+    logprobs = None
+    if output.rows is not None:
+        logprobs = _logprobs(await off_loop(choice.token_ids, output.take_rows, new))
     return {
         "index": choice.index,
         "message": builder.message(),
-        "logprobs": _logprobs(call, new),
+        "logprobs": logprobs,
         **_finish(choice, builder, problems),
         **({"token_ids": choice.token_ids} if call.body.return_token_ids else {}),
     }
@@ -324,7 +347,7 @@ class ChatStream:
     def __init__(self, call: ChatCall):
         self._call = call
         self._writer: Writer | None = None
-        self._open = list(zip(call.choices, call.builders, call.checks, strict=True))
+        self._open = call.outputs
         options = call.body.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_each_usage = bool(options and options.continuous_usage_stats)
@@ -337,8 +360,9 @@ class ChatStream:
             text_form(partial(self._text_event, choice)) for choice in call.choices if is_plain
         ]
         # An output that is nothing but text.
-        is_text = is_plain and len(call.choices) == 1 and call.builders[0].is_plain
-        self._text_choice = call.choices[0] if is_text else None
+        first, *others = call.outputs
+        is_text = is_plain and not others and first.builder.is_plain
+        self._text_choice = first.choice if is_text else None
 
     def start(self, writer: Writer) -> None:
         """Writes the beginning, then what comes as it comes."""
@@ -369,22 +393,27 @@ class ChatStream:
         if choice is not None and not choice.is_finished:
             choice.write_event(self._texts[0], writer)
             return
-        data = []
-        ended = set()
-        for choice, builder, check in self._open:
-            is_end = choice.is_finished
+        data: list[bytes] = []
+        still_open, num_left = [], MOST_ROWS
+        for output in self._open:
+            choice, builder = output.choice, output.builder
             new = choice.take()
+            rows = output.take_rows(new, num_left)
+            num_left -= len(rows)
+            is_end = choice.is_finished and not output.rows
             delta = builder.put(new.text, is_end)
             if is_end and self._may_call and builder.is_empty:
                 delta["content"] = ""
-            if delta or (new.ids_from_generate and not self._texts):
-                data.append(self._chunk(choice, delta, new))
-            problems = check.problems(builder.calls, self._write) if is_end else None
-            if problems is not None:
-                ended.add(choice.index)
+            if self._has_each_usage:
+                output.reasoning.count_new()
+            if delta or rows or (new.ids_from_generate and not self._texts):
+                data.append(self._chunk(choice, delta, new, rows))
+            problems = self._problems(output, writer) if is_end else None
+            if problems is None:
+                still_open.append(output)
+            else:
                 data.append(self._end(choice, builder, problems))
-        if ended:
-            self._open = [each for each in self._open if each[0].index not in ended]
+        self._open = still_open
         is_last = not self._open
         if is_last:
             if self._has_usage:
@@ -393,6 +422,17 @@ class ChatStream:
             data.append(DONE)
         if data:
             writer.write(b"".join(data), more=not is_last)
+        if num_left == 0 and not is_last:
+            writer.call_again()
+
+    def _problems(self, output: ChatOutput, writer: Writer) -> list[dict[str, Any]] | None:
+        """What is wrong with the calls of an output that has ended; None while that, or its usage,
+        is found out."""
+        problems = output.check.problems(output.builder.calls, writer.call_again)
+        has_usage = self._has_usage or self._has_each_usage
+        if has_usage and not output.reasoning.is_whole(writer.call_again):
+            return None
+        return problems
 
     def _end(
         self, choice: Choice, builder: MessageBuilder, problems: list[dict[str, Any]]
@@ -406,11 +446,12 @@ class ChatStream:
         choice: Choice,
         delta: dict[str, Any],
         new: TextElements | None = None,
+        rows: list[dict[str, Any]] | None = None,
         finish: dict[str, Any] | None = None,
     ) -> bytes:
         if self._texts and finish is None and len(delta) == 1 and "content" in delta:
             return self._texts[choice.index](delta["content"])
-        return frame(self._event(choice, delta, new, finish))
+        return frame(self._event(choice, delta, new, rows, finish))
 
     def _text_event(self, choice: Choice, text: str) -> dict[str, Any]:
         return self._event(choice, {"content": text})
@@ -420,19 +461,20 @@ class ChatStream:
         choice: Choice,
         delta: dict[str, Any],
         new: TextElements | None = None,
+        rows: list[dict[str, Any]] | None = None,
         finish: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "index": choice.index,
             "delta": delta,
-            "logprobs": _logprobs(self._call, new) if new and new.ids_from_generate else None,
+            "logprobs": _logprobs(rows) if rows else None,
             **(finish or {"finish_reason": None}),
         }
         if self._call.body.return_token_ids and new is not None:
             shown["token_ids"] = new.ids_from_generate
         chunk = {**self._head, "choices": [shown]}
         if self._has_each_usage:
-            chunk["usage"] = self._call.usage(is_end=finish is not None)
+            chunk["usage"] = self._call.usage()
         elif self._has_usage:
             chunk["usage"] = None
         return chunk

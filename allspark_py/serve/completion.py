@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,9 @@ from allspark.serve.choice import Choice, finish, start_choices, start_prepared
 from allspark.serve.errors import ApiError
 from allspark.serve.event_form import ids_form, text_form
 from allspark.serve.field_names import check_fields
-from allspark.serve.fields import check_outputs, naming, own_of, to_fields
+from allspark.serve.fields import check_outputs, naming, own_of, to_fields, words_of
 from allspark.serve.ids import creation_time, make_id
-from allspark.serve.logprobs import CompletionRows
+from allspark.serve.logprobs import MOST_ROWS, CompletionRows, Rows
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
@@ -27,7 +28,7 @@ _FILL = "<FILL>"
 
 @dataclass
 class _Prompt:
-    text: str | None  # None: it was given as ids
+    text: str | None  # None: it was given as ids, and is not shown
     ids: list[int]
 
 
@@ -55,7 +56,12 @@ class CompletionCall:
             "model": entry.name,
             "system_fingerprint": fingerprint,
         }
-        self._rows = [CompletionRows(entry.model.tokenizer, body.logprobs or 0) for _ in choices]
+        # By the choice's index; none where no log-probabilities are asked for.
+        self._rows = [
+            Rows(CompletionRows(entry.model.tokenizer, body.logprobs).rows)
+            for _ in choices
+            if body.logprobs is not None
+        ]
         self._has_begun = [False] * len(choices)
 
     def prompt_of(self, choice: Choice) -> _Prompt:
@@ -66,17 +72,22 @@ class CompletionCall:
         """Whether a part of the choice was shown."""
         return self._has_begun[choice.index]
 
-    def part(self, choice: Choice) -> dict[str, Any]:
-        """What a choice has got since the last call, as it is shown."""
+    def has_news(self, choice: Choice) -> bool:
+        """Whether a choice has something to show, or an end to tell."""
+        return choice.has_news or bool(self._rows and self._rows[choice.index])
+
+    def part(self, choice: Choice, most_rows: int | None = None) -> dict[str, Any]:
+        """What a choice has got since the last call, as it is shown. Log-probabilities above
+        `most_rows` wait for further parts, and the end with them."""
         new = choice.take()
         text = new.text
-        logprobs = self._logprobs(choice, new)
+        logprobs = self._logprobs(choice, new, most_rows)
         if self.body.echo and not self._has_begun[choice.index]:
-            text = self._echo(choice) + text
+            text = (self.prompt_of(choice).text or "") + text
         is_first = not self._has_begun[choice.index]
         self._has_begun[choice.index] = True
         shown: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs}
-        if choice.is_finished:
+        if choice.is_finished and not (self._rows and self._rows[choice.index]):
             shown.update(finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
         else:
             shown["finish_reason"] = None
@@ -86,15 +97,10 @@ class CompletionCall:
                 shown["prompt_token_ids"] = self.prompt_of(choice).ids
         return shown
 
-    def _echo(self, choice: Choice) -> str:
-        prompt = self.prompt_of(choice)
-        if prompt.text is not None:
-            return prompt.text
-        text: str = self.entry.model.tokenizer.decode(prompt.ids)
-        return text
-
-    def _logprobs(self, choice: Choice, new: TextElements) -> dict[str, Any] | None:
-        if self.body.logprobs is None:
+    def _logprobs(
+        self, choice: Choice, new: TextElements, most_rows: int | None
+    ) -> dict[str, Any] | None:
+        if not self._rows:
             return None
         ids: list[int] = []
         logprobs: list[float | None] = []
@@ -109,7 +115,20 @@ class CompletionCall:
         ids += new.ids_from_generate
         logprobs += new.token_logprobs_list
         tops += new.log_probs_list
-        return self._rows[choice.index].rows(ids, logprobs, tops)
+        rows = self._rows[choice.index]
+        rows.put(ids, logprobs, tops)
+        return rows.take(most_rows)
+
+    async def parts(self) -> list[dict[str, Any]]:
+        """All of all choices, which have ended."""
+
+        def make() -> list[dict[str, Any]]:
+            return [self.part(choice) for choice in self.choices]
+
+        if not self._rows:
+            return make()
+        ids = [*(prompt.ids for prompt in self.prompts), *(each.token_ids for each in self.choices)]
+        return await off_loop(ids, make)
 
     def usage(self) -> dict[str, Any]:
         """Of all prompts together."""
@@ -130,9 +149,6 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
     """
     entry = state.catalog.get(body.model)
     ignored = check_fields(body, state.settings)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        message = f"best_of is {body.best_of}; it must be n, {body.n or 1}, or left out"
-        raise ApiError(400, message, param="best_of", code="unsupported_feature")
     max_tokens = body.max_completion_tokens or body.max_tokens
     is_scoring = max_tokens == 0
     if is_scoring and not body.echo:
@@ -155,7 +171,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
             choices = await start_prepared(entry, prepare, own)
         log_prompt(state.settings, entry, prompts[0].ids)
         return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
-    await off_loop(size_of(body.prompt), prepare)
+    await off_loop((body.prompt, body.suffix), prepare)
     choices = []
     try:
         for prompt in prompts:
@@ -172,8 +188,8 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
 def _is_quick(body: CompletionBody, fields: dict[str, Any]) -> bool:
     """Whether it is one prompt, made and started within a millisecond or so."""
     is_one = isinstance(body.prompt, str) or bool(body.prompt and isinstance(body.prompt[0], int))
-    words = (body.prompt, body.suffix or "", fields["stop_words"], fields.get("bad_words"))
-    return is_one and "response_format" not in fields and size_of(words) <= SMALL
+    words = (body.prompt, body.suffix, *words_of(fields))
+    return is_one and "response_format" not in fields and size_of(words, SMALL) <= SMALL
 
 
 def _encode(body: CompletionBody, entry: Entry, is_scoring: bool) -> list[_Prompt]:
@@ -192,6 +208,10 @@ def _encode(body: CompletionBody, entry: Entry, is_scoring: bool) -> list[_Promp
             name = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             message = f"{name} has {len(prompt.ids)} tokens; the model's length is {bound}"
             raise ApiError(400, message, param=name, code="context_length_exceeded")
+        if body.echo and prompt.text is None:
+            # Ids that are none are for the engine to refuse.
+            with contextlib.suppress(LookupError, OverflowError, TypeError):
+                prompt.text = entry.model.tokenizer.decode(prompt.ids)
     return prompts
 
 
@@ -203,7 +223,7 @@ def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _P
         return _Prompt(None, given)
     text = given
     if body.suffix is not None or _FILL in given:
-        text = _infilling(body, entry, given)
+        text = _infilling(body, entry, index, given)
     check_chars(model, text, "prompt")
     ids = model.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     if not ids:
@@ -212,15 +232,25 @@ def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _P
     return _Prompt(given, ids)
 
 
-def _infilling(body: CompletionBody, entry: Entry, given: str) -> str:
+def _infilling(body: CompletionBody, entry: Entry, index: int, given: str) -> str:
     """The text with which a model is asked for what stands between two texts."""
-    template = entry.model.template
+    template, suffix = entry.model.template, body.suffix or ""
     if template.capability != "infilling":
-        if not body.suffix:
+        if not suffix:
             return given
         message = "suffix is given; the model's chat template cannot fill in (--cap infilling)"
         raise ApiError(400, message, param="suffix", code="unsupported_feature")
-    return template.get_prompt(given if _FILL in given else f"{given}{_FILL}{body.suffix}")
+    if suffix and _FILL in given:
+        message = f"suffix is given, but prompt[{index}] has {_FILL}; one of them says what follows"
+        raise ApiError(400, message, param="suffix", code="invalid_value")
+    if _FILL in suffix:
+        message = f"suffix has {_FILL}, whose place is in the prompt"
+        raise ApiError(400, message, param="suffix", code="invalid_value")
+    try:
+        return template.get_prompt(given if _FILL in given else f"{given}{_FILL}{suffix}")
+    except (TypeError, ValueError) as error:
+        param, message = "suffix" if suffix else "prompt", f"prompt[{index}]: {error}"
+        raise ApiError(400, message, param=param, code="invalid_value") from None
 
 
 async def whole_completion(call: CompletionCall) -> dict[str, Any]:
@@ -232,7 +262,7 @@ async def whole_completion(call: CompletionCall) -> dict[str, Any]:
     for choice in call.choices:
         if choice.error is not None:
             raise choice.error
-    parts = [call.part(choice) for choice in call.choices]
+    parts = await call.parts()
     return {**call.head, "choices": parts, "usage": call.usage()}
 
 
@@ -280,13 +310,16 @@ class CompletionStream:
             if not form.has_ids or self._call.has_begun(first):
                 first.write_event(form, writer)
                 return
-        data = []
+        data, num_left = [], MOST_ROWS
         for choice in self._call.choices:
             # The log-probabilities of an echoed prompt come with the first output.
-            if choice.index in self._has_ended or not choice.has_news:
+            if choice.index in self._has_ended or not self._call.has_news(choice):
                 continue
-            part = self._call.part(choice)
-            is_end = choice.is_finished
+            if num_left == 0:
+                break
+            part = self._call.part(choice, num_left)
+            num_left -= len(part["logprobs"]["tokens"]) if part["logprobs"] else 0
+            is_end = part["finish_reason"] is not None
             if is_end:
                 self._has_ended.add(choice.index)
             if is_end or part["text"] or part["logprobs"] or part.get("token_ids"):
@@ -302,6 +335,8 @@ class CompletionStream:
             writer.write(b"".join(data), more=not is_last)
             if form is not None and not is_last:
                 first.write_events(form, writer.offer)
+        if num_left == 0 and not is_last:
+            writer.call_again()
 
     def _text_event(self, text: str) -> dict[str, Any]:
         shown = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}

@@ -10,12 +10,14 @@ import contextlib
 import functools
 import socket
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import httptools
 import orjson
 from allspark.serve.errors import ApiError
+from allspark.serve.http import shape
 from allspark.serve.settings import ServerSettings
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -28,8 +30,13 @@ MIN_BYTES_PER_S = 8192
 # Requests that wait on a connection for the answer before theirs. Beyond them nothing is read, so
 # that a client that goes away is not noticed before it is written to.
 MAX_PIPELINED = 16
+# The most that may wait: one read has thousands of short requests. The connection ends after them.
+MAX_WAITING = 1000
 # How long a refused connection is still read, for nobody.
 LINGER_S = 1.0
+# Linux's bounds for what notices a peer that vanished.
+_MAX_KEEPALIVE_S = 32_767
+_MAX_USER_TIMEOUT_MS = (1 << 31) - 1
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _ERROR_HEADERS = (
     b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -47,18 +54,19 @@ class Connection(HttpToolsProtocol):
     def __init__(self, server_settings: ServerSettings, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._timeout = server_settings.client_timeout
-        # While headers are incomplete; the whole of them is for the Gate to judge.
-        self._max_header_bytes = 4 * server_settings.max_header_bytes
+        # Of headers while they are incomplete, the whole of them is for the Gate to judge; and of
+        # what stands between and after the parts of a body.
+        self._max_line_bytes = 4 * server_settings.max_header_bytes
         self._is_refused = False
         self._is_head_known = False  # what comes from the parser was read by another one
         self._has_begun = False  # a request, which is not complete
         self._is_in_headers = False
         self._begin = 0.0
-        self._header_bytes = 0
+        self._line_bytes = 0  # of whole reads in which no part of a request began or ended
         self._body_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        # Those before the last one, which may still be answered.
-        self._earlier: list[RequestResponseCycle] = []
+        # Those before the last one, which may still be answered; in their order.
+        self._earlier: deque[RequestResponseCycle] = deque()
 
     # Of the transport.
 
@@ -71,8 +79,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        was_in_headers = self._is_in_headers
         self._unset_keepalive_if_required()
+        self._line_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -81,12 +89,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._disarm()
             return
-        if was_in_headers and self._is_in_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > self._max_header_bytes:
-                message = f"the headers have more than {self._max_header_bytes} bytes"
-                self._refuse(ApiError(431, message, code="headers_too_large"))
-                return
+        if self._has_begun and self._line_bytes > self._max_line_bytes:
+            part = "headers" if self._is_in_headers else "lines around the body's chunks"
+            message = f"the {part} have more than {self._max_line_bytes} bytes"
+            self._refuse(ApiError(431, message, code="headers_too_large"))
+            return
         if not self._has_begun:
             self._disarm()
         elif self._timer is None:
@@ -102,34 +109,43 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Such offers are not taken; Java's client makes one in every request. A parser would
-            # skip the body, so that is left to another one, which begins with its length.
-            lengths = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _LENGTHS]
-            self.parser = httptools.HttpRequestParser(self)
-            self._is_head_known = True
-            self._feed(b"POST / HTTP/1.1\r\n" + b"".join(lengths) + b"\r\n")
-            self._is_head_known = False
-            self._feed(data[upgrade.args[0] :])
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            self._pass_offer()
+
+    def _pass_offer(self) -> None:
+        """Goes on after a head that offers another protocol. Such offers are not taken; Java's
+        client makes one in every request. The parser would skip the body, so that is left to a new
+        one, which begins with its length."""
+        lengths = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _LENGTHS]
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_head_known = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(lengths) + b"\r\n")
+        self._is_head_known = False
 
     # Of the parser.
 
     def on_message_begin(self) -> None:
         if self._is_head_known:
             return
+        if len(self.pipeline) >= MAX_WAITING:
+            raise ValueError("too many requests wait")  # which ends the parser, as nonsense does
         super().on_message_begin()
         self._has_begun = self._is_in_headers = True
         self._begin = self.loop.time()
-        self._header_bytes = self._body_bytes = 0
+        self._line_bytes = self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         if not self._is_head_known:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_head_known:
+        if self._is_in_headers:  # else a trailer, which is no header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -143,14 +159,20 @@ class Connection(HttpToolsProtocol):
             self.scope["state"]["open_parts"] = functools.partial(_open_parts, of_cycle)
             self.scope["state"]["at_once"] = functools.partial(_at_once, of_cycle)
         self._is_in_headers = False
+        self._line_bytes = 0
         if earlier is None or earlier.response_complete:
             return
-        self._earlier = [each for each in self._earlier if not each.response_complete]
+        while self._earlier and self._earlier[0].response_complete:
+            self._earlier.popleft()
         self._earlier.append(earlier)
         if len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
 
+    def on_chunk_header(self) -> None:
+        self._line_bytes = 0
+
     def on_body(self, body: bytes) -> None:
+        self._line_bytes = 0
         self._body_bytes += len(body)
         super().on_body(body)
 
@@ -219,7 +241,7 @@ class Connection(HttpToolsProtocol):
                 own.message_event.set()
             return
         if own is None or not own.response_started:
-            body = orjson.dumps(error.to_openai())
+            body = orjson.dumps(error.to_openai() if own is None else shape(error, own.scope))
             headers = _ERROR_HEADERS % len(body)
             self.transport.write(STATUS_LINE[error.status] + headers + body)
         self._linger()
@@ -314,10 +336,10 @@ def _notice_death(transport: asyncio.Transport, timeout_s: float) -> None:
         return
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
-        socket.TCP_KEEPIDLE: max(1, round(timeout_s / 2)),
-        socket.TCP_KEEPINTVL: max(1, round(timeout_s / 6)),
+        socket.TCP_KEEPIDLE: min(max(1, round(timeout_s / 2)), _MAX_KEEPALIVE_S),
+        socket.TCP_KEEPINTVL: min(max(1, round(timeout_s / 6)), _MAX_KEEPALIVE_S),
         socket.TCP_KEEPCNT: 3,
-        socket.TCP_USER_TIMEOUT: round(1000 * timeout_s),
+        socket.TCP_USER_TIMEOUT: min(round(1000 * timeout_s), _MAX_USER_TIMEOUT_MS),
     }
     for option, value in options.items():
         peer.setsockopt(socket.IPPROTO_TCP, option, value)

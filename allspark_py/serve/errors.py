@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allspark._allspark import AsStatus
+from allspark.input_ids import shown
 
 # HTTP status -> the `type` that OpenAI's and Anthropic's clients know. Other errors of a request
 # are "invalid_request_error".
@@ -34,6 +35,8 @@ _STATUSES = {
     AsStatus.ALLSPARK_CACHE_MEMORY_OUT: (503, "out_of_memory"),
 }
 RETRY_AFTER_S = 1
+# Of a message. What this server does not write itself may quote a whole schema or expression.
+MAX_CHARS = 4000
 
 
 class ApiError(Exception):
@@ -51,10 +54,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
     ):
+        message = _bounded(message)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = param and _bounded(param)
         self.code = code
 
     @property
@@ -84,6 +88,14 @@ class ApiError(Exception):
         return {"type": "error", "error": error, "request_id": request_id}
 
 
+def _bounded(text: str) -> str:
+    """Begin and end of a long text: a fault is named first, or last."""
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2 - 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
 def refused(status: AsStatus, message: str) -> ApiError:
     """The error for a request that the engine did not start."""
     http_status, code = _STATUSES.get(status, (500, "internal_error"))
@@ -93,5 +105,5 @@ def refused(status: AsStatus, message: str) -> ApiError:
 def model_not_found(name: str, known: list[str]) -> ApiError:
     """The error for a model that is not served."""
     listed = ", ".join(known)
-    message = f"The model {name!r} does not exist; the models here are {listed}"
+    message = f"The model {shown(name)} does not exist; the models here are {listed}"
     return ApiError(404, message, param="model", code="model_not_found")

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from allspark.serve.errors import ApiError
-from allspark.serve.protocol.common import RequestBody
+from allspark.serve.protocol.common import FORMAT_FIELDS, RequestBody
 from allspark.serve.settings import ServerSettings
 
 logger = logging.getLogger("allspark.serve")
 
-# Fields of other servers that bind the output, or are a part of the prompt: an answer without them
-# would be another one than was asked for.
-_NEVER_DROPPED = frozenset({
+# Fields of other servers that bind the output, are a part of the prompt, or ask for more than text:
+# an answer without them would be another one than was asked for.
+_OF_OTHER_SERVERS = (
     "allowed_token_ids", "image_data", "images", "input_ids", "logits_processors",
-    "multi_modal_data", "prompt_embeds", "return_logprob", "return_routed_experts",
-    "sampling_params", "use_beam_search", "videos",
-})  # fmt: skip
+    "multi_modal_data", "output_config", "output_format", "prompt_embeds", "return_logprob",
+    "return_routed_experts", "sampling_params", "truncate_prompt_tokens", "use_beam_search",
+    "videos",
+)  # fmt: skip
+# The same of the engine's own fields, on routes that do not have them.
+_OF_THE_ENGINE = (
+    "best_of", "enable_tensors_from_model_inference", "eos_token_id", "lora_name",
+    "max_new_tokens", "normalize", "num_beams", "num_generated_in_prompt", "num_return_sequences",
+    "output_last_hidden_state", "output_logits", "pooling", "prompt_logprobs",
+    "prompt_logprobs_start", "prompt_only", "stop_words",
+)  # fmt: skip
+_NEVER_DROPPED = frozenset({*_OF_OTHER_SERVERS, *_OF_THE_ENGINE})
+# Those whose empty values ask for something, too: for any JSON, or to go on after EOS.
+_NEVER_EMPTY = frozenset({*FORMAT_FIELDS, "early_stopping"})
 # As vLLM's older clients begin the names of constraints.
 _CONSTRAINT_PREFIX = "guided_"
 _MAX_HEADER_CHARS = 1000
@@ -39,7 +51,7 @@ def check_fields(body: RequestBody, settings: ServerSettings, beyond: tuple[str,
         if getattr(body, name, None):
             raise not_served(name)
     for name, value in (body.model_extra or {}).items():
-        if value and (name in _NEVER_DROPPED or name.startswith(_CONSTRAINT_PREFIX)):
+        if _must_be_served(name, value):
             raise not_served(_escaped(name))
     unknown = [_escaped(name) for name in body.unknown_fields[:_MAX_NAMED]]
     if unknown and settings.strict_fields:
@@ -48,6 +60,12 @@ def check_fields(body: RequestBody, settings: ServerSettings, beyond: tuple[str,
     for name in unknown:
         _log(name)
     return ", ".join(unknown)[:_MAX_HEADER_CHARS]
+
+
+def _must_be_served(name: str, value: Any) -> bool:
+    if name in _NEVER_EMPTY:
+        return value is not None
+    return bool(value) and (name in _NEVER_DROPPED or name.startswith(_CONSTRAINT_PREFIX))
 
 
 def not_served(name: str) -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -26,22 +26,32 @@ SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
 _MAX_ID_DIGITS = 10
 # The same name and meaning in the engine's config.
 _SAME = (
-    "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "stop_token_ids", "bad_words", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output", "priority", "no_repeat_ngram_size",
+    "typical_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "suppress_repetition_in_generation", "seed", "stop_token_ids", "stop_words_ids", "bad_words",
+    "bad_words_ids", "ignore_eos", "max_length", "min_length", "skip_special_tokens",
+    "include_stop_str_in_output", "priority", "no_repeat_ngram_size", "logprobs_mode",
+    "prompt_lookup_num_tokens", "use_draft_model", "beam_early_stopping", "length_penalty",
 )  # fmt: skip
 
 
 def to_fields(
-    body: GenerationBody, entry: Entry, settings: ServerSettings, max_tokens: int | None
+    body: GenerationBody,
+    entry: Entry,
+    settings: ServerSettings,
+    max_tokens: int | None,
+    sampling: Mapping[str, float] = SAMPLING,
 ) -> dict[str, Any]:
-    """The fields of start_request_ids. `max_tokens` None: up to the model's length.
+    """The fields of start_request_ids.
+
+    Args:
+        max_tokens: None: up to the model's length.
+        sampling: where neither the request nor the model says anything.
 
     Raises:
         ApiError: a field is refused.
     """
     fields = entry.model.request_fields()
-    fields.update(_sampling(body, entry, settings))
+    fields.update(_sampling(body, sampling_defaults(entry, settings, sampling)))
     for name in _SAME:
         value = getattr(body, name)
         if value is not None:
@@ -55,7 +65,8 @@ def to_fields(
     fields["stop_token_ids"] = [*ends, *(body.stop_token_ids or ())]
     fields["stop_words"] = _stops(body, entry, settings)
     if body.bad_token_ids:
-        fields["bad_words_ids"] = [[token] for token in body.bad_token_ids]
+        own = [[token] for token in body.bad_token_ids]
+        fields["bad_words_ids"] = [*fields.get("bad_words_ids", ()), *own]
     if body.logit_bias:
         fields["logit_bias"] = _biases(body.logit_bias)
     if body.repetition_ngram_size and body.repetition_ngram_threshold:
@@ -63,18 +74,18 @@ def to_fields(
         fields["repetition_ngram_threshold"] = body.repetition_ngram_threshold
     if entry.adapter is not None:
         fields["lora_name"] = entry.adapter
-    if (n := body.n or 1) > 1:
-        check_outputs("n", n, entry)
-        fields["n"] = n
-        # The engine refuses n equal outputs where they are asked for by do_sample False. A
-        # temperature of 0 gives them all the same.
-        fields["do_sample"] = True
+    fields.update(_outputs(body, entry))
     own_ms = min(MAX_TIMEOUT_MS, math.ceil(1000 * settings.request_timeout))
     fields["timeout_ms"] = min((ms for ms in (body.timeout_ms or 0, own_ms) if ms), default=0)
     response_format = to_format(body, settings)
     if response_format is not None:
         fields["response_format"] = response_format
     return fields
+
+
+def words_of(fields: dict[str, Any]) -> tuple[Any, ...]:
+    """What a start reads of a request's fields that may be long."""
+    return tuple(map(fields.get, ("stop_words", "stop_words_ids", "bad_words", "bad_words_ids")))
 
 
 def check_outputs(name: str, count: int, entry: Entry) -> None:
@@ -87,16 +98,57 @@ def check_outputs(name: str, count: int, entry: Entry) -> None:
         raise ApiError(400, message, param=name, code="invalid_value")
 
 
-def _sampling(body: GenerationBody, entry: Entry, settings: ServerSettings) -> dict[str, Any]:
-    defaults = {**SAMPLING, **entry.model.sampling_defaults, **settings.sampling_defaults}
-    found = {
+def _outputs(body: GenerationBody, entry: Entry) -> dict[str, Any]:
+    """The fields about the number of outputs, and how they come about."""
+    n, best_of, num_beams = body.n or 1, body.best_of or body.n or 1, body.num_beams or 1
+    if best_of < n:
+        message = f"best_of is {best_of}; it must be at least n, which is {n}"
+        raise ApiError(400, message, param="best_of", code="invalid_value")
+    # The engine refuses equal outputs where they are asked for by do_sample False. A temperature of
+    # 0 gives them all the same.
+    sampled = {"n": n, "do_sample": body.do_sample is not False}
+    if num_beams > 1:
+        _check_ranked("num_beams", num_beams, body, entry)
+        return {
+            "num_beams": num_beams,
+            "num_return_sequences": n,
+            "best_of": body.best_of or 1,
+            "do_sample": bool(body.do_sample),
+            # Not the model's own, which a search does not take.
+            "prompt_lookup_num_tokens": body.prompt_lookup_num_tokens or 0,
+        }
+    if best_of > n:
+        _check_ranked("best_of", best_of, body, entry)
+        return {**sampled, "best_of": best_of}
+    check_outputs("n", n, entry)
+    return sampled if n > 1 else {}
+
+
+def _check_ranked(name: str, count: int, body: GenerationBody, entry: Entry) -> None:
+    """Raises ApiError where a request for the best of several outputs cannot be served."""
+    if body.stream:
+        message = f"stream is true; it must be false where {name} is {count}: outputs are ranked "
+        message += "once all of them have ended"
+        raise ApiError(400, message, param="stream", code="unsupported_feature")
+    check_outputs(name, count, entry)
+
+
+def sampling_defaults(
+    entry: Entry, settings: ServerSettings, sampling: Mapping[str, float] = SAMPLING
+) -> dict[str, float]:
+    """The values of what a request does not say."""
+    return {**sampling, **entry.model.sampling_defaults, **settings.sampling_defaults}
+
+
+def _sampling(body: GenerationBody, defaults: Mapping[str, float]) -> dict[str, Any]:
+    found: dict[str, Any] = {
         name: value if (value := getattr(body, name)) is not None else defaults[name]
         for name in ("temperature", "top_p", "top_k")
     }
     if body.repetition_penalty is None and "repetition_penalty" in defaults:
         found["repetition_penalty"] = defaults["repetition_penalty"]
     found["top_k"] = max(0, found["top_k"])
-    found["do_sample"] = found["temperature"] > 0
+    found["do_sample"] = found["temperature"] > 0 and body.do_sample is not False
     return found
 
 
@@ -263,7 +315,9 @@ def _request_name(field: str, body: GenerationBody) -> str | None:
         return "messages" if hasattr(body, "messages") else "prompt"
     if field == "response_format":
         return None
-    name = {"bad_words_ids": "bad_token_ids", "stop_words": "stop"}.get(field, field)
+    if field == "bad_words_ids" and getattr(body, field) is None:
+        return "bad_token_ids"
+    name = {"num_return_sequences": "n", "stop_words": "stop"}.get(field, field)
     return name if name in type(body).model_fields else None
 
 

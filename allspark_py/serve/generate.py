@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from allspark.serve.catalog import Entry
@@ -13,6 +12,7 @@ from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.texts import GenerateBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import off_loop
 from allspark.serve.texts import encode_inputs, invalid
 
 
@@ -58,7 +58,7 @@ async def start_generate(state: ServerState, body: GenerateBody) -> GenerateCall
     if body.return_logprob:
         fields["logprobs"] = True
     given = body.prompt if body.prompt is not None else body.input_ids
-    (ids,) = await asyncio.to_thread(encode_inputs, entry, [given], "prompt")
+    (ids,) = await off_loop(given, encode_inputs, entry, [given], "prompt")
     with naming(body):
         (choice,) = await start_choices(entry, ids, fields, own_of(body))
     log_prompt(state.settings, entry, ids)
@@ -108,5 +108,3 @@ class GenerateStream:
             writer.write(last + DONE, more=False)
         elif part["output_ids"]:
             writer.write(frame(part))
-
-

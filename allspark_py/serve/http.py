@@ -58,9 +58,8 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()), (b"x-request-id", request_id.encode())
-                ]  # fmt: skip
+                own = _id_headers(request_id, scope)
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         path = scope["path"]
@@ -126,6 +125,14 @@ def _request_id(given: bytes) -> str:
     return text if _SAFE_ID.fullmatch(text) else uuid.uuid4().hex
 
 
+def _id_headers(request_id: str, scope: Any) -> list[tuple[bytes, bytes]]:
+    """Under the names at which the route's clients look."""
+    names = [b"x-request-id"]
+    if is_anthropic(scope):
+        names.append(b"request-id")
+    return [(name, request_id.encode()) for name in names]
+
+
 def is_anthropic(scope: Any) -> bool:
     """Whether a request is of Anthropic's protocol. Both have /v1/models; its header tells."""
     path = scope["path"]
@@ -135,15 +142,17 @@ def is_anthropic(scope: Any) -> bool:
     return is_shared and any(key == b"anthropic-version" for key, _ in scope["headers"])
 
 
-def answer(error: ApiError, scope: Any) -> Response:
-    """The response for an error, in the shape that the route's clients read."""
+def shape(error: ApiError, scope: Any) -> dict[str, Any]:
+    """The body for an error, as the route's clients read it."""
     if is_anthropic(scope):
-        body = error.to_anthropic(scope.get("state", {}).get("request_id"))
-    else:
-        body = error.to_openai()
-    return Response(
-        orjson.dumps(body), error.status, error.headers, media_type="application/json"
-    )
+        return error.to_anthropic(scope.get("state", {}).get("request_id"))
+    return error.to_openai()
+
+
+def answer(error: ApiError, scope: Any) -> Response:
+    """The response for an error."""
+    body = orjson.dumps(shape(error, scope))
+    return Response(body, error.status, error.headers, media_type="application/json")
 
 
 def server_fault(request: Request, error: Exception) -> Response:

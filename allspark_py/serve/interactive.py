@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -12,14 +11,18 @@ from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
 from allspark.serve.errors import ApiError, model_not_found
 from allspark.serve.fields import naming, own_of, to_fields
+from allspark.serve.places import shown
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.interactive import InteractiveBody
 from allspark.serve.sessions import Session, Sessions
 from allspark.serve.sse import Writer
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import off_loop
 
 # Fields that ask for what is not served.
 NOT_SERVED = ("image_url",)
+# Where neither the request nor the model says anything; as LMDeploy has it on this route.
+SAMPLING = {"temperature": 0.8, "top_p": 0.8, "top_k": 40}
 LINES = {"content-type": "application/x-ndjson"}
 # On a quiet stream; clients skip empty lines.
 EMPTY_LINE = b"\n"
@@ -125,7 +128,7 @@ async def start_turn(
         return _end_session(sessions, owner, session_id, body, entry)
     if body.request_output_len == 0:
         raise _wrong("request_output_len", "is 0; it must be at least 1")
-    fields = to_fields(body, entry, state.settings, body.request_output_len)
+    fields = to_fields(body, entry, state.settings, body.request_output_len, SAMPLING)
     is_kept = bool(body.interactive_mode)
     given = None if session_id == -1 else session_id
     turn = Turn(sessions, sessions.begin_turn(owner, given, entry.model.name, is_kept), is_kept)
@@ -133,7 +136,8 @@ async def start_turn(
         asked = body.prompt
         if isinstance(asked, str):
             asked = [{"role": "user", "content": asked}]
-        await asyncio.to_thread(turn.prepare, entry, asked)
+        texts = (turn.session.conversation.messages, asked)
+        await off_loop(texts, turn.prepare, entry, asked)
         turn.ends = end_ids(fields)
         turn.includes_end = bool(body.include_stop_str_in_output)
         if len(turn.ids) < entry.model.session_len:
@@ -155,7 +159,7 @@ def _entry(state: ServerState, body: InteractiveBody) -> Entry:
     names = entry.model.adapters
     if body.adapter_name not in names:
         error = model_not_found(body.adapter_name, names)
-        message = f"adapter_name is {body.adapter_name!r}; the adapters are {', '.join(names)}"
+        message = f"adapter_name is {shown(body.adapter_name)}; the adapters are {', '.join(names)}"
         raise ApiError(error.status, message, param="adapter_name", code=error.code)
     return state.catalog.get(body.adapter_name)
 
@@ -184,6 +188,8 @@ def _end_session(
 ) -> dict[str, Any]:
     if body.interactive_mode or session_id == -1:
         raise _wrong("prompt", "is empty; it must have a character or a message at least")
+    if sessions.find(owner, session_id) is None:  # no other one is to make room for it
+        return _nothing(session_id)
     session = sessions.begin_turn(owner, session_id, entry.model.name, False)
     history_tokens = session.conversation.num_tokens
     sessions.end_turn(session, session.num_bytes, False)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+Form = TypeVar("Form")
+
+# Those that a stream makes before others have their turn: they take two milliseconds.
+MOST_ROWS = 256
 
 # What a decoder writes for a part of a character.
 _REPLACEMENT = "\ufffd"
@@ -47,9 +53,28 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
     return text.encode()
 
 
-def _row(tokenizer: Any, token: int, logprob: float) -> dict[str, Any]:
-    text = token_text(tokenizer, token)
-    return {"token": text, "logprob": logprob, "bytes": list(token_bytes(tokenizer, token))}
+class _Tokens(dict[int, tuple[str, list[int]]]):
+    """Texts and bytes by id, for as many tokens as there are. Each is made once: that takes twenty
+    times as long as the rest of a row, which may show twenty of them."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = weakref.ref(tokenizer)
+
+    def __missing__(self, token: int) -> tuple[str, list[int]]:
+        tokenizer = self._tokenizer()
+        made = token_text(tokenizer, token), list(token_bytes(tokenizer, token))
+        self[token] = made
+        return made
+
+
+_tokens: weakref.WeakKeyDictionary[Any, _Tokens] = weakref.WeakKeyDictionary()
+
+
+def _tokens_of(tokenizer: Any) -> _Tokens:
+    known = _tokens.get(tokenizer)
+    if known is None:
+        known = _tokens[tokenizer] = _Tokens(tokenizer)
+    return known
 
 
 def chat_rows(
@@ -60,20 +85,56 @@ def chat_rows(
 ) -> list[dict[str, Any]]:
     """An entry of `logprobs.content` for each token. Infinite values become -9999, which JSON
     can hold."""
+    tokens = _tokens_of(tokenizer)
+
+    def row(token: int, logprob: float) -> dict[str, Any]:
+        text, data = tokens[token]
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": data}
+
     rows = []
     for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=False)):
         top = tops[index] if index < len(tops) else ()
-        row = _row(tokenizer, token, max(logprob, -9999.0))
-        row["top_logprobs"] = [_row(tokenizer, id, max(value, -9999.0)) for id, value in top]
-        rows.append(row)
+        rows.append({**row(token, logprob), "top_logprobs": [row(*each) for each in top]})
     return rows
+
+
+class Rows(Generic[Form]):
+    """Log-probabilities of an output that wait to be shown.
+
+    Args:
+        make: the form that a route has for ids, their log-probabilities, and the likeliest tokens.
+    """
+
+    def __init__(self, make: Callable[[Sequence[int], Sequence[Any], Sequence[Any]], Form]):
+        self._make = make
+        self._waiting: list[tuple[int, float | None, Sequence[tuple[int, float]]]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        tops: Sequence[Sequence[tuple[int, float]]],
+    ) -> None:
+        """Adds tokens; the last of them may have no likeliest ones."""
+        tops = [*tops, *[()] * (len(ids) - len(tops))]
+        self._waiting += zip(ids, logprobs, tops, strict=False)
+
+    def take(self, most: int | None = None) -> Form:
+        """What waits longest: `most` of it, or all."""
+        taken = self._waiting[:most]
+        del self._waiting[:most]
+        ids, logprobs, tops = zip(*taken, strict=True) if taken else ((), (), ())
+        return self._make(ids, logprobs, tops)
 
 
 class CompletionRows:
     """The `logprobs` object of a completion, which grows with its tokens."""
 
     def __init__(self, tokenizer: Any, num_top: int):
-        self._tokenizer = tokenizer
+        self._tokens = _tokens_of(tokenizer)
         self._num_top = num_top
         self._offset = 0
 
@@ -88,7 +149,7 @@ class CompletionRows:
             "text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": [],
         }  # fmt: skip
         for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=False)):
-            text = token_text(self._tokenizer, token)
+            text, _ = self._tokens[token]
             found["text_offset"].append(self._offset)
             self._offset += len(text)
             found["tokens"].append(text)
@@ -105,5 +166,5 @@ class CompletionRows:
         # Several tokens may have one text, of which the likeliest counts.
         found: dict[str, float] = {}
         for id, value in [*top, (token, logprob)]:
-            found.setdefault(token_text(self._tokenizer, id), max(value, -9999.0))
+            found.setdefault(self._tokens[id][0], max(value, -9999.0))
         return found

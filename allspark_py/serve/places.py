@@ -3,7 +3,8 @@ and the content of messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allspark.serve.errors import ApiError
@@ -20,6 +21,30 @@ def shown(value: Any) -> str:
     """A value in an error's message."""
     text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def renamed(
+    error: ApiError, places: Sequence[str], messages: str, names: Mapping[str, str]
+) -> ApiError:
+    """An error of chat, with the names of the protocol that was translated.
+
+    Args:
+        places: of chat's messages in the request.
+        messages: what it calls all of them.
+        names: of other fields, by those of chat.
+    """
+
+    def place(found: re.Match[str]) -> str:
+        index = found[1]
+        return places[int(index)] if index and int(index) < len(places) else messages
+
+    def of(text: str) -> str:
+        text = re.sub(r"\bmessages(?:\[(\d+)\])?", place, text)
+        for old, new in names.items():
+            text = re.sub(rf"\b{re.escape(old)}\b", new, text)
+        return text
+
+    return ApiError(error.status, of(error.message), error.param and of(error.param), error.code)
 
 
 def to_content(texts: Sequence[str]) -> str | list[dict[str, str]]:

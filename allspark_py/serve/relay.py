@@ -28,8 +28,8 @@ Header = tuple[bytes, bytes]
 _TIMEOUT = httpx2.Timeout(None, connect=10)
 # They are about one connection, or the sender makes them anew.
 _NOT_PASSED = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    b"transfer-encoding upgrade x-request-id".split()
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection request-id te "
+    b"trailer transfer-encoding upgrade x-request-id".split()
 )
 # Cookies of this host are other programs' and no business of that server.
 _NOT_ASKED = _NOT_PASSED | {b"host", b"content-length", b"cookie", b"expect"}

@@ -95,6 +95,8 @@ class ServerSettings:
                 raise ValueError(f"{name} is {value}; it must be at least 0")
         if self.server_port >= 1 << 16:
             raise ValueError(f"server_port is {self.server_port}; it must be in [0, 65535]")
+        if "" in self.api_keys:
+            raise ValueError("api_keys has an empty key, which every request would have")
         if self.schema_timeout == 0:
             raise ValueError("schema_timeout is 0; it must be more than 0")
         if unknown := set(self.reasoning_fields).difference(REASONING_FIELDS):

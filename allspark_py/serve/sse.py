@@ -100,11 +100,19 @@ class Writer:
             self.fail(error)
             return
         self._sent()
-        if not self._is_closing:
-            try:
-                self.on_free()
-            except Exception as fault:
-                self.fail(fault)
+        self._call_on_free()
+
+    def call_again(self) -> None:
+        """Calls `on_free` once others had their turn: there is more to write than was made."""
+        self._loop.call_soon(self._call_on_free)
+
+    def _call_on_free(self) -> None:
+        if not self.is_free or self._is_closing or self.end.done():
+            return
+        try:
+            self.on_free()
+        except Exception as fault:
+            self.fail(fault)
 
     def _sent(self) -> None:
         if self._is_closing and not self.end.done():

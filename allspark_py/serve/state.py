@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from allspark.detokenizer import open_decoding
 from allspark.grammar_compiler import Compiler
 from allspark.serve.catalog import Catalog, Entry
+from allspark.serve.fields import sampling_defaults
 from allspark.serve.responses.library import Library
 from allspark.serve.sessions import Sessions
 from allspark.serve.settings import ServerSettings
@@ -44,6 +45,8 @@ class ServerState:
         for model in self.catalog.models:
             Compiler.limit(model.tokenizer, settings.schema_timeout)
             open_decoding(model.tokenizer)  # what it needs once, not in the first request
+        for entry in self.catalog.entries:
+            self.fingerprint(entry)  # likewise
         self.sessions = Sessions(
             settings.max_sessions, settings.max_session_bytes, settings.session_timeout
         )
@@ -73,20 +76,29 @@ class ServerState:
         """A digest of all that the bits of an answer depend on, beside the request."""
         key = (entry.name, entry.adapter_digest)
         if key not in self._fingerprints:
-            self._fingerprints[key] = _fingerprint(entry)
+            self._fingerprints[key] = _fingerprint(entry, self.settings)
         return self._fingerprints[key]
 
 
-def _fingerprint(entry: Entry) -> str:
+def _fingerprint(entry: Entry, settings: ServerSettings) -> str:
     model = entry.model
     info = model.engine.get_as_model_info(model.name)
+    factor = model.config.rope_scaling_factor
     facts: list[Any] = [
         model.engine.get_version_full(),
         model.engine.get_as_engine_stat(model.name).kernel_table,
         info.model_digest,
         info.cache_mode.name,
+        # How far the factor stretches follows from the length; without it that changes no bit.
+        factor and (factor, model.session_len),
+        model.config.use_logn_attn,
+        model.end_ids,
+        model.tokenizer_digest,
         model.template.settings(),
         entry.adapter_digest,
+        sorted(sampling_defaults(entry, settings).items()),
+        settings.tool_call_parser,
+        settings.reasoning_parser,
     ]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()
     return f"fp_{digest[:16]}"

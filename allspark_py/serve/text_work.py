@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from allspark.own_threads import OwnThreads, schema_threads
 from allspark.pipeline.served_model import ServedModel
 from allspark.serve.errors import ApiError
 
@@ -17,37 +17,50 @@ Result = TypeVar("Result")
 LARGE = 1 << 18
 # Texts up to this take a millisecond at most, template included.
 SMALL = 1 << 12
+# What an element of a list or an object takes, as characters. Without it a million of empty ones
+# would be small, and counted for long.
+_ELEMENT = 8
 # One thread: large texts wait for each other, and leave the other threads to small ones.
-_large = ThreadPoolExecutor(1, thread_name_prefix="allspark-large-text")
-_unfinished: set[Future[Any]] = set()
+_large = OwnThreads(1, "allspark-large-text")
 
 
-async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """What work(*arguments) returns, on a thread. `size`: see size_of."""
-    if size <= LARGE:
+async def off_loop(texts: Any, work: Callable[..., Result], *arguments: Any) -> Result:
+    """What work(*arguments) returns, on a thread. `texts`: JSON values that it works on."""
+    if size_of(texts, LARGE) <= LARGE:
         return await asyncio.to_thread(work, *arguments)
-    future = _large.submit(work, *arguments)
-    _unfinished.add(future)
-    future.add_done_callback(_unfinished.discard)
-    return await asyncio.wrap_future(future)
+    return await _large.run(work, *arguments)
 
 
-def is_reading() -> bool:
-    """Whether a large text is still worked on, perhaps for a client that is gone."""
-    return bool(_unfinished)
+def begin(work: Coroutine[Any, Any, Result], changed: Callable[[], None]) -> asyncio.Task[Result]:
+    """Begins work for somebody who cannot wait: `changed` is called once it is done, unless it was
+    cancelled."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda task: None if task.cancelled() else changed())
+    return task
 
 
-def size_of(value: Any) -> int:
-    """Roughly the characters and numbers of a JSON value."""
+def is_working() -> bool:
+    """Whether a thread still works on a large text or a schema, perhaps for a client that is
+    gone."""
+    return _large.is_busy or schema_threads.is_busy
+
+
+def size_of(value: Any, limit: int) -> int:
+    """Roughly the characters and numbers of a JSON value. Above `limit` it is not counted on."""
     if isinstance(value, str):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(size_of, value.values()))
-    if not isinstance(value, Sequence):
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
         return 1
-    if value and isinstance(value[0], int):
+    elif value and isinstance(value[0], int):
         return len(value)
-    return sum(map(size_of, value))
+    size = 0
+    for each in value:
+        size += _ELEMENT + size_of(each, limit - size)
+        if size > limit:
+            break
+    return size
 
 
 def check_chars(model: ServedModel, text: str, name: str) -> None:
@@ -71,11 +84,12 @@ _NO_VARIABLES = frozenset({
 _TEMPLATE_FIELD = re.compile(r"(?:tools|documents)\b")
 
 
-def template_error(error: Exception) -> ApiError:
-    """For what a chat template refuses: the error of the field that it names."""
+def template_error(error: Exception, rendered: str = "messages") -> ApiError:
+    """For what a chat template refuses: the error of the field that it names, or of the one that is
+    rendered."""
     text = str(error)
     found = _TEMPLATE_FIELD.match(text)
-    param = found[0] if found is not None else "messages"
+    param = found[0] if found is not None else rendered
     return ApiError(400, text, param=param, code="invalid_value")
 
 

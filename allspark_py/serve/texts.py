@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, Own, finish, start_choices
 from allspark.serve.errors import ApiError
-from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, TokenizeBody
+from allspark.serve.protocol.common import MAX_TIMEOUT_MS
+from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, EncodeBody, TokenizeBody
+from allspark.serve.settings import ServerSettings
 from allspark.serve.text_work import (
     check_chars,
     off_loop,
-    size_of,
     template_error,
     template_variables,
 )
@@ -27,26 +28,34 @@ def invalid(message: str, param: str) -> ApiError:
 
 
 async def run_prompts(
-    entry: Entry, prompts: Sequence[list[int]], fields: dict[str, Any]
+    entry: Entry, prompts: Sequence[list[int]], fields: dict[str, Any], timeout_s: float
 ) -> list[Any]:
     """What each prompt gives without generating, in order.
 
+    Args:
+        timeout_s: of all of them together; 0: no bound.
+
     Raises:
-        ApiError: the engine refuses one, it failed, or it was aborted; then none goes on.
+        ApiError: the engine refuses one, it failed, it was late, or it was aborted; then none goes
+            on.
     """
+    end = time.monotonic() + timeout_s if timeout_s else math.inf
     fields = {**fields, "prompt_only": True}
     if entry.adapter is not None:
         fields["lora_name"] = entry.adapter
     choices: list[Choice] = []
     try:
         for index, ids in enumerate(prompts):
-            choices += await _start(entry, ids, fields, index, choices)
+            choices += await _start(entry, ids, fields, index, choices, end)
         await finish(choices)
         for choice in choices:
             if choice.error is not None:
                 raise choice.error
             if choice.finish_reason == "abort":  # there is no part of such an answer
                 raise ApiError(409, "the request was aborted", code="request_aborted")
+            if choice.stop_reason == "deadline":
+                message = f"the request took more than {timeout_s:g} s (--request-timeout)"
+                raise ApiError(504, message, code="deadline")
         return [choice.take() for choice in choices]
     finally:
         for choice in choices:
@@ -54,10 +63,19 @@ async def run_prompts(
 
 
 async def _start(
-    entry: Entry, ids: list[int], fields: dict[str, Any], index: int, before: Sequence[Choice]
+    entry: Entry,
+    ids: list[int],
+    fields: dict[str, Any],
+    index: int,
+    before: Sequence[Choice],
+    end: float,
 ) -> list[Choice]:
-    """Starts a prompt. Where there is no room, it waits for those of its own request."""
+    """Starts a prompt. Where there is no room, it waits for those of its own request. `end`: of
+    time.monotonic, when it is late."""
     while True:
+        if end < math.inf:
+            left_ms = math.ceil(1000 * (end - time.monotonic()))
+            fields = {**fields, "timeout_ms": min(max(left_ms, 1), MAX_TIMEOUT_MS)}
         try:
             return await start_choices(entry, ids, fields, Own(), index)
         except ApiError as error:
@@ -89,19 +107,19 @@ def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
     return found
 
 
-async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
+async def embeddings(entry: Entry, body: EmbeddingBody, settings: ServerSettings) -> dict[str, Any]:
     """The answer of /v1/embeddings."""
     if body.dimensions is not None:
         raise ApiError(
             400, "dimensions is not served", param="dimensions", code="unsupported_feature"
         )
-    prompts = await off_loop(size_of(body.input), encode_inputs, entry, body.input, "input")
+    prompts = await off_loop(body.input, encode_inputs, entry, body.input, "input")
     fields = {
         "pooling": body.pooling or "mean",
         "normalize": body.normalize is not False,
         "priority": body.priority or 0,
     }
-    found = await run_prompts(entry, prompts, fields)
+    found = await run_prompts(entry, prompts, fields, settings.request_timeout)
     data = []
     for index, elements in enumerate(found):
         row = elements.tensors_from_model_inference[0]["embedding"]
@@ -114,14 +132,27 @@ async def embeddings(entry: Entry, body: EmbeddingBody) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": entry.name, "usage": usage}
 
 
-async def perplexity(entry: Entry, given: Any) -> float:
+async def perplexity(entry: Entry, given: Any, settings: ServerSettings) -> float:
     """The mean cross entropy of a text or ids."""
-    (ids,) = await asyncio.to_thread(encode_inputs, entry, [given], "input")
+    (ids,) = await off_loop(given, encode_inputs, entry, [given], "input")
     if len(ids) < 2:
         raise invalid(f"input has {len(ids)} tokens; a score needs 2", "input")
-    (elements,) = await run_prompts(entry, [ids], {"prompt_logprobs": True})
+    fields = {"prompt_logprobs": True}
+    (elements,) = await run_prompts(entry, [ids], fields, settings.request_timeout)
     logprobs = elements.prompt_token_logprobs_list
     return -math.fsum(logprobs) / len(logprobs)
+
+
+def encode_texts(entry: Entry, body: EncodeBody, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text, for /v1/encode."""
+    tokenizer, template = entry.model.tokenizer, entry.model.template
+    if not body.do_preprocess:
+        special = body.add_bos is not False
+        return [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+    try:
+        return [template.encode(tokenizer, template.get_prompt(text)) for text in texts]
+    except (TypeError, ValueError) as error:
+        raise template_error(error, "input") from None
 
 
 def tokenize(entry: Entry, body: TokenizeBody) -> dict[str, Any]:

@@ -200,9 +200,12 @@ def _checked(param: str, read: Any, *arguments: Any) -> Any:
 
 
 def _enable_thinking(body: ChatBody) -> bool | None:
+    """Whether the model is to reason; None: as its chat template has it."""
     options = body.chat_template_kwargs or {}
     given = [options[name] for name in THINKING_FLAGS if options.get(name) is not None]
     flag = given[0] if given else body.enable_thinking
+    if flag is None and body.reasoning_effort is not None:
+        flag = body.reasoning_effort != "none"  # an effort of any other kind asks for it
     return None if flag is None else bool(flag)
 
 

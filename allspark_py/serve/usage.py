@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from allspark.serve.choice import Choice
+from allspark.serve.message import MessageBuilder
+from allspark.serve.text_work import begin, off_loop
 
 
 def usage(
@@ -26,6 +30,50 @@ def usage(
         },
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
+
+
+class ReasoningTokens:
+    """How many tokens the reasoning of one output has.
+
+    Those of the pieces are counted before its end, since encoding all of it each time would take
+    the square of its length, and those of the whole text at its end: on a thread, as it may be
+    long.
+    """
+
+    def __init__(self, builder: MessageBuilder, tokenizer: Any):
+        self.count = 0  # so far
+        self._builder = builder
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._task: asyncio.Task[None] | None = None
+
+    def count_new(self) -> None:
+        """Counts the pieces that have come since the last call."""
+        text = self._builder.take_reasoning()
+        if text:
+            self.count += len(self._encode(text))
+
+    async def count_whole(self) -> None:
+        """Counts the whole text. The output has ended."""
+        text = self._builder.reasoning
+        if text:
+            self.count = len(await off_loop(text, self._encode, text))
+
+    def is_whole(self, changed: Callable[[], None]) -> bool:
+        """Whether the whole text of an output that has ended is counted; `changed` is called once
+        it is."""
+        if not self._builder.reasoning:
+            return True
+        if self._task is None:
+            self._task = begin(self.count_whole(), changed)
+        if not self._task.done():
+            return False
+        self._task.result()  # raises what counting did
+        return True
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _cached(choices: Sequence[Choice], prompt: int, num_prompts: int) -> int:

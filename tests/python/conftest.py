@@ -38,6 +38,20 @@ def server(model):
         yield server
 
 
+@pytest.fixture
+def started(model, monkeypatch):
+    """The fields of all requests to the engine, in order."""
+    seen = []
+    start = type(model.engine).start_request_ids
+
+    def spy(self, name, loader, ids, fields):
+        seen.append(fields)
+        return start(self, name, loader, ids, fields)
+
+    monkeypatch.setattr(type(model.engine), "start_request_ids", spy)
+    return seen
+
+
 @pytest.fixture(scope="module")
 def tool_model(model):
     """With a chat template that has places for tools and reasoning."""

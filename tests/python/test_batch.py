@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("allspark._allspark")
 
+from allspark import AsStatus, Engine  # noqa: E402
 from allspark.batch import digests, lines, output  # noqa: E402
 from allspark.batch.answer import Answer  # noqa: E402
 from allspark.batch.lines import Line, LineError, LineReader, scan  # noqa: E402
@@ -254,6 +255,27 @@ def test_lines_are_read_lazily_and_bounded(tmp_path, monkeypatch):
     again.skip(3)
     assert [line.number for line in again.take(1)] == [6]
     assert len(LineReader(path).take(100, max_bytes=2)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-0", "-0.0", "1e2", "1e-999", "1e308", "1e309", "-1e999", "18446744073709551615",
+        "18446744073709551616", "-9223372036854775808", "-9223372036854775809", "1" + "0" * 308,
+        "1" + "0" * 309, "9" * 5000, "01", "NaN", "Infinity",
+    ],
+)  # fmt: skip
+def test_numbers_are_those_of_the_server(text):
+    orjson = pytest.importorskip("orjson")
+    line = Line(1, b"[%s]" % text.encode())
+    try:
+        (expected,) = orjson.loads(line.data)
+    except ValueError:
+        with pytest.raises(LineError, match="the line is no JSON"):
+            line.parse()
+        return
+    (found,) = line.parse()
+    assert repr(found) == repr(expected)
 
 
 # The window.
@@ -511,6 +533,38 @@ def test_a_signal_ends_the_run_cleanly(number, demo_model, tmp_path, capsys):
     assert main(command) == 0
     assert f"{39 - count} lines and {count} from before" in capsys.readouterr().err
     assert [line["line"] for line in read_lines(target)] == list(range(1, 40))
+
+
+def test_a_run_goes_on_with_its_length_whatever_memory_there_is(
+    demo_model, tmp_path, monkeypatch, capsys
+):
+    install, free = Engine.install_model, [3 << 20]
+
+    def refuses_long_ones(self, config):
+        if config.engine_max_length > 1024:
+            return self._statuses.fail(AsStatus.ALLSPARK_MEMORY_ERROR, "too long")
+        return install(self, config)
+
+    monkeypatch.setattr(Engine, "install_model", refuses_long_ones)
+    monkeypatch.setattr("allspark.pipeline.served_model.free_memory", lambda: free[0])
+    values = [{"prompt": f"What is {i}+{i}?", "max_new_tokens": None} for i in range(3)]
+    source = write_lines(tmp_path / "in.jsonl", values)
+    target = tmp_path / "out.jsonl"
+    command = ["batch", str(demo_model), str(source), str(target)]
+    assert main(command) == 0
+    expected = target.read_bytes()
+    begun = json.loads((tmp_path / "out.jsonl.run").read_text())
+    assert begun["settings"]["session_len"] == 1024
+    free[0] = 2  # room for no length
+    for content in (expected[: expected.index(b"\n") + 1], expected[:5], expected):
+        target.write_bytes(content)
+        assert main(command) == 0, capsys.readouterr().err
+        assert target.read_bytes() == expected
+    assert main([*command, "--session-len", "512"]) == 1
+    assert "session_len was 1024, is 512" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0  # another run, of the memory that there is
+    begun = json.loads((tmp_path / "out.jsonl.run").read_text())
+    assert begun["settings"]["session_len"] == 2
 
 
 def test_other_settings_are_refused_by_name(batch, demo_model, repo_root, tmp_path, capsys):

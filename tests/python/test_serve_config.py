@@ -105,6 +105,8 @@ def test_json_and_nothing(options):
         ("a: [", "flags.yaml: it cannot be read: while parsing"),
         ("models: []", "no model is named"),
         ("models: [m]\nsession-len: 1", "session_len is 1"),
+        ("models: [m]\napi-keys: []", "--api-keys has no key"),
+        ("models: [m]\napi-keys: ['']", "--api-keys has no key"),
     ],
 )
 def test_what_is_wrong_is_named(text, message, tmp_path, monkeypatch, capsys):

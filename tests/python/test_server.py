@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from allspark.chat_template import ChatTemplateConfig
 from allspark.pipeline import EngineConfig
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
+from allspark.grammar_compiler import Compiler  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from allspark.serve import chat, completion  # noqa: E402
 from allspark.serve.catalog import Catalog  # noqa: E402
 from allspark.serve.event_form import ids_form, text_form  # noqa: E402
+from allspark.serve.logprobs import CompletionRows  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from allspark.serve.sse import frame  # noqa: E402
 from allspark.serve.state import ServerState  # noqa: E402
+from allspark.serve.text_work import is_working  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -28,6 +35,7 @@ from support.http_server import (  # noqa: E402
     paused,
     wait_for_requests,
 )
+from support.raw_http import Raw, post  # noqa: E402
 
 SUM = [{"role": "user", "content": "What is 12+35?"}]
 QUEUE = [{"role": "user", "content": "What is a ResultQueue?"}]
@@ -57,16 +65,59 @@ def test_a_conversation_is_answered(server):
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] == 28
 
 
-def test_the_fingerprint_is_that_of_what_the_bits_depend_on(model, demo_model):
-    def fingerprint(model):
-        catalog = Catalog([model])
-        return ServerState(catalog).fingerprint(catalog.get("demo"))
+def fingerprint(model, **settings):
+    catalog = Catalog([model])
+    return ServerState(catalog, ServerSettings(**settings)).fingerprint(catalog.get("demo"))
 
-    own = fingerprint(model)
-    for setting, is_same in [({}, True), ({"chat_template": "llama2"}, False)]:
-        other = ServedModel.open(str(demo_model), name="demo", **setting)
-        assert (fingerprint(other) == own) == is_same
-        other.close()
+
+@pytest.mark.parametrize(
+    "settings, is_same",
+    [
+        ({}, True),
+        ({"max_batch_size": 3, "block_size": 16, "threads": 1, "prefill_chunk": 64}, True),
+        ({"chat_template": "llama2"}, False),
+        ({"data_type": "float32"}, False),
+        ({"precision": "A8W8"}, False),
+        ({"precision": "A16W8"}, False),
+        ({"kv_cache_bits": 8}, False),
+        ({"rope_scaling_factor": 2.0}, False),
+        ({"use_logn_attn": True}, False),
+        ({"session_len": 512}, True),
+    ],
+)
+def test_the_fingerprint_is_that_of_what_the_bits_depend_on(model, demo_model, settings, is_same):
+    settings = dict(settings)
+    template = settings.pop("chat_template", None)
+    config = EngineConfig(**settings)
+    other = ServedModel.open(str(demo_model), config, "demo", chat_template=template)
+    assert (fingerprint(other) == fingerprint(model)) == is_same
+    other.close()
+
+
+def test_all_facts_are_in_the_fingerprint(model, monkeypatch):
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    found = [
+        fingerprint(model),
+        fingerprint(model, sampling_defaults={"top_k": 5}),
+        fingerprint(model, tool_call_parser="qwen"),
+        fingerprint(model, reasoning_parser="default"),
+        fingerprint(dataclasses.replace(model, sampling_defaults={"temperature": 0.1})),
+        fingerprint(dataclasses.replace(model, end_ids=(7,))),
+        fingerprint(dataclasses.replace(model, tokenizer=tokenizer)),
+        *(
+            fingerprint(dataclasses.replace(model, config=longer, session_len=length))
+            for longer in [EngineConfig(rope_scaling_factor=2.0)]
+            for length in (256, 512)
+        ),
+    ]
+    stat = SimpleNamespace(kernel_table="another")
+    for name, value in (("get_version_full", "2.0"), ("get_as_engine_stat", stat)):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(model.engine), name, lambda *_, value=value: value)
+            found.append(fingerprint(model))
+    assert len(set(found)) == len(found)
+    assert fingerprint(model) == found[0]
 
 
 def parts_of(events, choice):
@@ -253,6 +304,15 @@ def test_ids_are_prompts(server, model):
         assert answer["choices"][0]["text"] == "4"
 
 
+def test_the_prompts_of_a_request_are_bounded(server):
+    answer = server.post(COMPLETIONS, prompt=["1"] * 1024, max_tokens=1).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(1024))
+    for prompts in (["1"] * 1025, []):
+        status, error = error_of(server.post(COMPLETIONS, prompt=prompts, max_tokens=1))
+        assert (status, error["param"]) == (400, "prompt")
+        assert f"prompt has {len(prompts)} entries; it must have 1 to 1024" in error["message"]
+
+
 def test_echo_with_log_probabilities(server, model):
     body = {"prompt": "A ResultQueue is", "max_tokens": 2, "echo": True, "logprobs": 1}
     (choice,) = server.post(COMPLETIONS, temperature=0, **body).json()["choices"]
@@ -269,6 +329,57 @@ def test_echo_with_log_probabilities(server, model):
     assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(expected)
 
 
+@pytest.fixture
+def made_rows(monkeypatch):
+    """How many log-probabilities were made at a time, and on which threads."""
+    found = []
+    make_chat, make_completion = chat.chat_rows, CompletionRows.rows
+
+    def of_chat(tokenizer, ids, *others):
+        found.append((len(ids), threading.current_thread()))
+        return make_chat(tokenizer, ids, *others)
+
+    def of_completion(self, ids, *others):
+        found.append((len(ids), threading.current_thread()))
+        return make_completion(self, ids, *others)
+
+    monkeypatch.setattr(chat, "chat_rows", of_chat)
+    monkeypatch.setattr(CompletionRows, "rows", of_completion)
+    return found
+
+
+def test_log_probabilities_hold_up_nobody(server, made_rows, monkeypatch):
+    """Of a whole answer they are made on a thread, of a stream a few at a time."""
+    monkeypatch.setattr(chat, "MOST_ROWS", 2)
+    monkeypatch.setattr(completion, "MOST_ROWS", 2)
+    same = {"n": 3, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    of_chat = {"messages": SUM, "logprobs": True, "top_logprobs": 3, **same}
+    of_completion = {"prompt": ["A queue is", "1+1="], "logprobs": 3, "echo": True, **same}
+    for path, body in ((CHAT, of_chat), (COMPLETIONS, of_completion)):
+        made_rows.clear()
+        whole = server.post(path, **body).json()["choices"]
+        assert made_rows and all(thread is not server._thread for _, thread in made_rows)
+        made_rows.clear()
+        events = server.events(path, **body)
+        assert max(count for count, _ in made_rows) <= 2
+        for choice in whole:
+            own = parts_of(events, choice)
+            assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
+            found = [each["logprobs"] for each in own if each["logprobs"]]
+            for name, values in choice["logprobs"].items():
+                assert values is None or sum((each[name] for each in found), []) == values
+
+
+def test_a_prompt_of_ids_is_echoed(server, model):
+    ids = model.tokenizer.encode("2+2=")
+    body = {"prompt": [ids, ids], "echo": True, "max_tokens": 4, "temperature": 0}
+    choices = server.post(COMPLETIONS, **body).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["2+2=4"] * 2
+    for wrong in (-1, 1 << 40):
+        status, error = error_of(server.post(COMPLETIONS, prompt=[wrong], echo=True))
+        assert (status, error["param"]) == (400, "prompt[0]"), error
+
+
 def test_a_streamed_echo_has_the_log_probabilities_of_the_whole_one(server):
     body = {
         "prompt": ["A ResultQueue is", "1+1="], "max_tokens": 3, "n": 3, "echo": True,
@@ -281,6 +392,48 @@ def test_a_streamed_echo_has_the_log_probabilities_of_the_whole_one(server):
         assert "".join(each["text"] for each in own) == choice["text"]
         for name, values in choice["logprobs"].items():
             assert sum((each["logprobs"][name] for each in own), []) == values, name
+
+
+@pytest.fixture(scope="module")
+def infilling(model):
+    """Servers whose chat templates have the capability, by the templates' names."""
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name in ("codellama", "llama2"):
+            template = ChatTemplateConfig(name, capability="infilling").chat_template
+            served = dataclasses.replace(model, template=template)
+            servers[name] = stack.enter_context(RunningServer([served]))
+        yield servers
+
+
+def test_what_stands_between_two_texts_is_filled_in(infilling, model):
+    expected = model.tokenizer.encode("<PRE> a <SUF>b <MID>")
+    for fields in (
+        {"prompt": "a<FILL>b"}, {"prompt": "a<FILL>b", "suffix": ""}, {"prompt": "a", "suffix": "b"}
+    ):  # fmt: skip
+        answer = infilling["codellama"].post(COMPLETIONS, **fields, return_token_ids=True).json()
+        assert answer["choices"][0]["prompt_token_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    "name, path, fields, param, message",
+    [
+        ("codellama", COMPLETIONS, {"prompt": "a<FILL>b<FILL>c"}, "prompt",
+         "prompt[0]: prompt has <FILL> 2 times"),
+        ("codellama", COMPLETIONS, {"prompt": ["a", "<FILL><FILL>"]}, "prompt", "prompt[1]: "),
+        ("codellama", COMPLETIONS, {"prompt": "a", "suffix": "b<FILL>"}, "suffix",
+         "suffix has <FILL>, whose place is in the prompt"),
+        ("codellama", COMPLETIONS, {"prompt": "a<FILL>b", "suffix": "c"}, "suffix",
+         "suffix is given, but prompt[0] has <FILL>"),
+        ("codellama", "/v1/encode", {"input": "a", "do_preprocess": True}, "input",
+         "has <FILL> 0 times"),
+        ("llama2", COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix",
+         "which the template 'llama2' has not"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_filled_in_is_refused(infilling, name, path, fields, param, message):
+    status, error = error_of(infilling[name].post(path, **fields))
+    assert (status, error["param"]) == (400, param) and message in error["message"], error
 
 
 # Errors.
@@ -311,6 +464,7 @@ def test_a_streamed_echo_has_the_log_probabilities_of_the_whole_one(server):
         ({"guided_regex": "("}, 400, "guided_regex", ""),
         ({"max_tokens": 0}, 400, "max_tokens", "it is 0"),
         ({"audio": {"voice": "x"}}, 400, "audio", "audio is not served"),
+        ({"moderation": {"model": "x"}}, 400, "moderation", "moderation is not served"),
         ({"modalities": ["audio"]}, 400, "modalities", "only ['text']"),
         ({"chat_template": "{{ x }}"}, 400, "chat_template", "--allow-request-templates"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages",
@@ -424,6 +578,44 @@ def test_compiling_a_schema_is_bounded(model):
         assert status == 400 and "takes more than 1e-09 s to compile" in error["message"], error
     with RunningServer([model]) as server:
         assert server.post(CHAT, **slow).status_code == 200
+
+
+@pytest.fixture
+def slow_compiling(monkeypatch):
+    """Every format compiles until the event is set."""
+    go_on, compile_it = threading.Event(), Compiler._compile
+
+    def compile_late(self, response_format):
+        assert go_on.wait(100)
+        return compile_it(self, response_format)
+
+    monkeypatch.setattr(Compiler, "_compile", compile_late)
+    yield go_on
+    go_on.set()
+
+
+NAMED = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("fields", [{"regex": "a"}, {"tools": [NAMED], "tool_choice": "required"}])
+def test_slow_schemas_hold_up_no_other_work(tool_model, slow_compiling, fields):
+    """There are more of them than asyncio has threads. The end waits for none."""
+    with (
+        RunningServer([tool_model], tool_call_parser="qwen") as server,
+        contextlib.ExitStack() as clients,
+    ):
+        for _ in range(40):
+            body = post(CHAT, messages=SUM, max_tokens=1, **fields)
+            clients.enter_context(Raw(server.port)).send(body)
+        end = time.monotonic() + 20
+        while server.server.state.num_running < 40 or not is_working():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert server.client.post("/tokenize", json={"prompt": "x" * 5000}, timeout=20).is_success
+        server.server.stop()
+        server.server.stop()
+        server._thread.join(20)
+        assert not server._thread.is_alive() and is_working()
 
 
 @pytest.mark.parametrize("name", ["max_tools", "request_timeout", "max_sessions", "server_port"])

@@ -121,8 +121,9 @@ def test_blocks_are_the_same_as_text(server):
     changing = {"type": "text", "text": "x-anthropic-billing-header: cch=1a2b;"}
     known = {
         "metadata": {"user_id": "u"}, "service_tier": "auto", "system": [changing],
-        "thinking": {"type": "disabled"}, "tools": [], "top_k": 0, "top_p": 1.0,
-        "cache_control": {"type": "ephemeral"},
+        "thinking": {"type": "adaptive", "display": "omitted"}, "tools": [], "top_k": 0,
+        "top_p": 1.0, "cache_control": {"type": "ephemeral"}, "speed": "fast",
+        "diagnostics": {"previous_message_id": None},
     }  # fmt: skip
     messages = [{"role": "user", "content": blocks}]
     for fields in ({}, known):
@@ -182,6 +183,34 @@ def test_a_format_is_kept(server):
     none = {"tools": [CLOCK], "tool_choice": {"type": "none"}, "output_config": config}
     answer = server.post(MESSAGES, messages=SUM, max_tokens=99, **none).json()
     assert json.loads(answer["content"][-1]["text"])["zone"] in ("CET", "UTC")
+    earlier = server.post(MESSAGES, messages=SUM, max_tokens=99, output_format=config["format"])
+    assert json.loads(earlier.json()["content"][0]["text"])["zone"] in ("CET", "UTC")
+    assert "x-allspark-ignored" not in earlier.headers
+    both = {"output_config": config, "output_format": config["format"]}
+    response = server.post(MESSAGES, messages=SUM, max_tokens=99, **both)
+    assert response.status_code == 400
+    assert "output_format and output_config.format are both given" in response.text
+
+
+def test_the_system_speaks_between(server, model):
+    late = {"role": "system", "content": [{"type": "text", "text": "Be short."}]}
+    messages = [*SUM, {"role": "assistant", "content": "47"}, late, *QUEUE]
+    chat = [*messages[:2], {"role": "system", "content": "Be short."}, *QUEUE]
+    expected = len(model.tokenizer.encode(model.template.render(chat)))
+    assert server.post(COUNT, messages=messages).json() == {"input_tokens": expected}
+    assert ask(server, messages=messages, max_tokens=1)["content"]
+
+
+@pytest.mark.parametrize("thinking", ["disabled", "adaptive"])
+def test_a_prompt_is_computed_without_an_answer(tool_server, thinking):
+    """As clients ask for it to fill the prefix cache."""
+    messages = [{"role": "user", "content": f"{thinking}: what is a ResultQueue? " * 8}]
+    fields = {"messages": messages, "thinking": {"type": thinking}, "tools": [CLOCK]}
+    fields["output_config"] = {"format": {"type": "json_schema", "schema": CLOCK["input_schema"]}}
+    answer = same_streamed(tool_server, **fields, max_tokens=0)
+    assert answer["content"] == [] and answer["stop_reason"] == "max_tokens"
+    assert answer["usage"]["output_tokens"] == 0
+    assert ask(tool_server, **fields, max_tokens=1)["usage"]["cache_read_input_tokens"] > 0
 
 
 def test_counted_tokens_are_those_of_the_answer(server, tool_server):
@@ -337,8 +366,9 @@ def test_thinking_is_a_block_of_its_own(tool_server):
     thinking = {"type": "enabled", "budget_tokens": 1024}
     (block,) = same_streamed(tool_server, **fields, thinking=thinking)["content"]
     assert block["type"] == "thinking" and block["thinking"] and block["signature"] == ""
-    (block,) = same_streamed(tool_server, **fields, thinking={"type": "disabled"})["content"]
-    assert block["type"] == "text" and block["text"]
+    for kind in ("disabled", "between_tools"):
+        (block,) = same_streamed(tool_server, **fields, thinking={"type": kind})["content"]
+        assert block["type"] == "text" and block["text"]
 
 
 # Errors.
@@ -352,9 +382,12 @@ def user(*blocks):
     "fields, message",
     [
         ({"max_tokens": None}, "max_tokens: Input should be a valid integer"),
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1; it is 0"),
+        ({"max_tokens": -1}, "max_tokens: Input should be greater than or equal to 0; it is -1"),
         ({"messages": []}, "messages is empty"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": []}]}, "messages[0].content is empty"),
+        ({"messages": [{"role": "system", "content": [CALL]}]},
+         "messages[0].content[0].type is 'tool_use'; it must be 'text'"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         (user(), "messages[0].content is empty"),
@@ -407,6 +440,26 @@ def test_wrong_fields_are_named(tool_server, fields, message):
     assert answer["error"]["type"] == "invalid_request_error"
     assert message in answer["error"]["message"], answer
     assert answer["request_id"] == response.headers["x-request-id"]
+    assert answer["request_id"] == response.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        # The demo model's template has no form for calls; a system text is a message of chat.
+        ({"system": "x", "messages": [*SUM, CALLING, result("1")]}, "messages[1].tool_calls: "),
+        ({"messages": [*SUM, *SUM, CALLING, result("1")]}, "messages[2].tool_calls: "),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 7}}}},
+         "output_config.format.schema"),
+        ({"output_format": {"type": "json_schema", "schema": {"type": 7}}}, "output_format.schema"),
+        ({"tools": [tool("t", x={"description": "x" * 1_000_000})]}, "tools[0].input_schema has "),
+    ],
+)  # fmt: skip
+def test_errors_of_chat_have_the_names_of_the_request(server, fields, message):
+    for path in (MESSAGES, COUNT)[: 2 if "system" in fields else 1]:
+        response = server.post(path, **{"messages": SUM, "max_tokens": 4, **fields})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["message"].startswith(message), response.text
 
 
 def test_errors_have_types(server, model):
@@ -485,6 +538,8 @@ def test_models_in_both_forms(server, prefix):
     assert get(f"{prefix}/v1/models/demo").json()["object"] == "model"
     missing = get(f"{prefix}/v1/models/x", headers=version)
     assert missing.status_code == 404 and missing.json()["type"] == "error"
+    assert missing.json()["request_id"] == missing.headers["request-id"]
+    assert "request-id" not in get(f"{prefix}/v1/models/x").headers
 
 
 def test_the_document_names_the_routes(server):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from allspark.chat_template import ChatTemplateConfig
 from allspark.pipeline import EngineConfig
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
 from allspark.batch.answer import Answer  # noqa: E402
+from allspark.batch.origin import Origin  # noqa: E402
 from allspark.batch.output import OutputFile  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.batches import service, validation  # noqa: E402
@@ -266,6 +269,24 @@ def test_what_there_is_never_room_for_is_an_error(demo_model):
         model.close()
 
 
+def test_numbers_are_read_as_over_http(server, client):
+    for fields in (
+        {"json_schema": {"type": "integer", "maximum": 2**70}},
+        {"max_tokens": 2**70},
+        {"seed": 2**64},
+    ):
+        line = chat_line(0, **{"max_tokens": 4, "seed": 1, "temperature": 0, **fields})
+        http = server.client.post(CHAT, json=line["body"])
+        batch = finish(client, begin(client, [line]))
+        (found,) = lines_of(client, batch.output_file_id or batch.error_file_id)
+        assert found["response"]["status_code"] == http.status_code
+        if http.status_code == 200:
+            expected = http.json()["choices"]
+            assert found["response"]["body"]["choices"] == expected
+        else:
+            assert found["response"]["body"] == http.json()
+
+
 @pytest.mark.parametrize(
     "line, code, message",
     [
@@ -357,20 +378,6 @@ def test_cancelling_keeps_what_is_there(client, model):
     assert client.files.delete(batch.input_file_id).deleted
 
 
-@pytest.fixture
-def started(model, monkeypatch):
-    """The fields of all requests to the engine, in order."""
-    seen = []
-    start = type(model.engine).start_request_ids
-
-    def spy(self, name, loader, ids, fields):
-        seen.append(fields)
-        return start(self, name, loader, ids, fields)
-
-    monkeypatch.setattr(type(model.engine), "start_request_ids", spy)
-    return seen
-
-
 def test_batches_run_one_after_the_other(client, model, started):
     with paused(model):
         first = begin(client, [chat_line(i, max_tokens=5) for i in range(30)])
@@ -425,6 +432,9 @@ def test_a_batch_expires(model, tmp_path):
         errors = lines_of(client, batch.error_file_id)
         assert [line["custom_id"] for line in errors] == [f"line-{i}" for i in range(10)]
         assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+        origins = [Origin(batch.id, number, batch.created_at) for number in range(1, 11)]
+        ids = [f"batch_req_{origin.random_bytes(16).hex()}" for origin in origins]
+        assert [line["id"] for line in errors] == ids  # as after any restart
         assert num_requests(model) == 0
 
 
@@ -549,9 +559,45 @@ def test_a_cancelled_batch_is_cancelled_after_a_restart(model, tmp_path):
     path = tmp_path / f"{batch.id}.json"
     record = {**json.loads(path.read_text()), "status": "cancelling", "ending": None}
     path.write_text(json.dumps(record))
+    (tmp_path / record["output_file"]).write_bytes(b'{"id": "whole"}\n{"id": "torn')
     with RunningServer([model], files_dir=str(tmp_path)) as server:
         client = client_of(server)
-        assert finish(client, client.batches.retrieve(batch.id)).status == "cancelled"
+        batch = finish(client, client.batches.retrieve(batch.id))
+        assert batch.status == "cancelled" and batch.request_counts.completed == 1
+        assert lines_of(client, batch.output_file_id) == [{"id": "whole"}]
+
+
+@pytest.fixture(scope="module")
+def other(model, demo_model):
+    config = EngineConfig(max_batch_size=8)
+    other = ServedModel.open(str(demo_model), config, "other", engine=model.engine)
+    yield other
+    other.close()
+
+
+@pytest.mark.parametrize("name, is_another", [("demo", True), ("other", False), (None, True)])
+def test_a_batch_does_not_go_on_with_another_model(model, other, tmp_path, name, is_another):
+    """Of those that its lines name, or of the only one where they name none."""
+    changed = dataclasses.replace(model, template=ChatTemplateConfig("llama2").chat_template)
+    lines = sampled(20)
+    for line in lines:
+        line["body"]["model"] = name
+    models, folder = [model, other] if name else [model], str(tmp_path)
+    asked = other if name == "other" else model
+    with paused(asked), RunningServer(models, files_dir=folder) as server:
+        batch = begin(client_of(server), lines)
+        wait_for_requests(asked, 7)
+    record = json.loads((tmp_path / f"{batch.id}.json").read_text())
+    (tmp_path / record["output_file"]).write_bytes(b'{"id": "whole"}\n{"id": "torn')
+    with RunningServer([changed, other], files_dir=folder) as server:
+        client = client_of(server)
+        batch = finish(client, client.batches.retrieve(batch.id))
+        assert lines_of(client, batch.output_file_id)[0] == {"id": "whole"}
+        assert batch.status == ("failed" if is_another else "completed")
+        if is_another:
+            (error,) = batch.errors.data
+            assert error.code == "model_changed" and "the model 'demo' is not" in error.message
+            assert batch.request_counts.completed == 1
 
 
 def test_a_folder_has_one_server(model, tmp_path):

@@ -271,6 +271,14 @@ def test_the_session_that_was_not_used_for_longest_goes(model):
         assert turn(server, FIRST, 2)["history_tokens"] == 0
 
 
+def test_the_end_of_a_session_that_is_not_there_takes_no_other(model):
+    with RunningServer([model], max_sessions=1) as server:
+        turn(server, FIRST, 1)
+        ended = turn(server, "", 2, interactive_mode=False)
+        assert (ended["session_id"], ended["history_tokens"]) == (2, 0)
+        assert turn(server, FIRST, 1)["history_tokens"] > 0
+
+
 def test_sessions_whose_turns_run_stay(model):
     with RunningServer([model], max_sessions=1) as server:
         answers = []

@@ -9,6 +9,7 @@ import time
 
 import httpx
 import pytest
+from allspark import AsStatus
 
 pytest.importorskip("fastapi")
 
@@ -45,6 +46,41 @@ def test_sleeping_models_give_their_memory_back(server, model):
     for _ in range(2):
         assert client.post("/wakeup").status_code == 200
     assert answer_of(server) == "12 + 35 = 47"
+
+
+def test_a_model_that_fails_takes_no_other_with_it(model, demo_model, monkeypatch):
+    """Those that gave their memory back before it get theirs again, at once or by /wakeup."""
+    engine = model.engine
+    other = ServedModel.open(str(demo_model), name="other", engine=engine)
+
+    def failing(call, status):
+        return lambda name: status if name == "other" else call(name)
+
+    def both_answer():
+        assert [answer_of(server, name) for name in ("demo", "other")] == ["12 + 35 = 47"] * 2
+
+    with RunningServer([model, other]) as server:
+        post = server.client.post
+        with monkeypatch.context() as patch:
+            call = failing(engine.unload_device_mem, AsStatus.ALLSPARK_RUNTIME_ERROR)
+            patch.setattr(engine, "unload_device_mem", call)
+            status, error = error_of(post("/sleep"))
+            assert (status, error["message"]) == (500, "other cannot give its memory back")
+        assert server.client.get("/is_sleeping").json() == {"is_sleeping": False}
+        both_answer()
+        for status, expected in (
+            (AsStatus.ALLSPARK_MEMORY_ERROR, (503, "there is no memory for other")),
+            (AsStatus.ALLSPARK_RUNTIME_ERROR, (500, "other cannot take its memory again")),
+        ):
+            assert post("/sleep").status_code == 200
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, "load_device_mem", failing(engine.load_device_mem, status))
+                code, error = error_of(post("/wakeup"))
+                assert (code, error["message"]) == expected
+            assert error_of(server.post(CHAT, messages=SUM))[1]["code"] == "sleeping"
+            assert post("/wakeup").status_code == 200
+            both_answer()
+    other.close()
 
 
 def abort_until(server, count, **body):

@@ -12,6 +12,7 @@ pytest.importorskip("fastapi")
 
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
+from allspark.serve import text_work  # noqa: E402
 from support.http_server import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -166,6 +167,35 @@ def test_a_page_of_another_origin_reads_errors(server, model):
         assert "x-request-id" in answer.headers["access-control-expose-headers"]
 
 
+def test_pages_of_other_origins_may_do_what_flags_say(model):
+    flags = {"allow_origins": ["http://a"], "allow_methods": ["GET"], "allow_headers": ["x-own"]}
+    asked = {
+        "origin": "http://a",
+        "access-control-request-method": "GET",
+        "access-control-request-headers": "x-own",
+    }
+    others = {
+        "origin": "http://b",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "x-other",
+    }
+    with RunningServer([model], **flags, allow_credentials=True) as server:
+        allowed = server.client.options("/v1/models", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "http://a"
+        assert allowed.headers["access-control-allow-credentials"] == "true"
+        for name, value in others.items():
+            refused = server.client.options("/v1/models", headers={**asked, name: value})
+            assert refused.status_code == 400, name
+        answer = server.client.get("/v1/models", headers={"origin": "http://a"})
+        assert answer.headers["access-control-allow-origin"] == "http://a"
+        answer = server.client.get("/v1/models", headers={"origin": "http://b"})
+        assert "access-control-allow-origin" not in answer.headers
+    with RunningServer([model], **flags) as server:
+        allowed = server.client.options("/v1/models", headers=asked)
+        assert "access-control-allow-credentials" not in allowed.headers
+
+
 def test_a_body_that_was_not_asked_for_is_no_request(server):
     """A client that waits for `100 Continue` and is refused sends no body."""
     with Raw(server.port) as raw:
@@ -234,29 +264,68 @@ def test_a_prompt_that_cannot_fit_is_refused(server, path, fields, param):
     assert ("characters" in error["message"]) == (fields != {"prompt": [1] * 100_000})
 
 
-def test_a_huge_text_delays_no_other(server, model, monkeypatch):
-    """It has a thread of its own, however many there are."""
-    from allspark.serve import text_work
+HUGE = "x" * 5000  # where LARGE is 1000
 
-    monkeypatch.setattr(text_work, "LARGE", 100)
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [
+        ("/tokenize", {"prompt": HUGE}),
+        ("/v1/encode", {"input": [HUGE]}),
+        (CHAT, {"messages": [{"role": "user", "content": HUGE}]}),
+        (COMPLETIONS, {"prompt": HUGE}),
+        ("/generate", {"prompt": HUGE}),
+        ("/get_ppl", {"input": HUGE}),
+        ("/v1/embeddings", {"input": HUGE}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": HUGE}]}),
+        ("/v1/responses/input_tokens", {"input": HUGE}),
+        ("/v1/chat/interactive", {"prompt": HUGE}),
+    ],
+    ids=numbered,
+)
+def test_a_huge_text_delays_no_other(server, model, monkeypatch, path, fields):
+    """It has a thread of its own, however many there are."""
+    monkeypatch.setattr(text_work, "LARGE", 1000)
     free, encode = threading.Event(), model.tokenizer.encode
 
     def encode_slowly(text, **options):
-        assert len(text) < 200 or free.wait(30)
+        assert len(text) < len(HUGE) or free.wait(30)
         return encode(text, **options)
 
     monkeypatch.setattr(model.tokenizer, "encode", encode_slowly)
-    huge = [threading.Thread(target=server.post, args=("/tokenize",), kwargs={"prompt": "x" * 200})
-            for _ in range(40)]  # fmt: skip
+    huge = [threading.Thread(target=server.post, args=(path,), kwargs=fields) for _ in range(40)]
     for thread in huge:
         thread.start()
     try:
-        wait_until(lambda: server.server.state.num_running == 40)
+        wait_until(lambda: len(text_work._large._unfinished) == 40)
+        assert server.post("/tokenize", prompt="1+1").status_code == 200
         assert text_of(server.post(CHAT, messages=SUM, temperature=0)) == "12 + 35 = 47"
     finally:
         free.set()
         for thread in huge:
             thread.join()
+
+
+class Counted(list):
+    """A list that counts how many of its elements were looked at."""
+
+    def __init__(self, elements):
+        super().__init__(elements)
+        self.num_seen = 0
+
+    def __iter__(self):
+        for each in super().__iter__():
+            self.num_seen += 1
+            yield each
+
+
+@pytest.mark.parametrize("element", ["", "x" * 10, [], {}, {"role": "user", "content": "x"}, [1]])
+def test_the_size_of_a_body_is_found_without_reading_all_of_it(element):
+    values = Counted([element] * 1_000_000)
+    assert text_work.size_of({"a": [values]}, text_work.SMALL) > text_work.SMALL
+    assert values.num_seen <= text_work.SMALL
+    few = Counted([element] * 20)
+    assert text_work.size_of(few, text_work.SMALL) <= text_work.SMALL and few.num_seen == 20
 
 
 @pytest.mark.parametrize(
@@ -283,6 +352,37 @@ def test_numbers_and_texts_beyond_all_bounds(server, body, param):
     status, error = error_of(server.client.post(CHAT, content=body, headers=headers))
     assert status == 400 and error["message"], error
     assert param is None or error["param"] == param or param in error["message"], error
+
+
+LONG = "y" * 100_000
+
+
+def tool_of(**fields):
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+@pytest.mark.parametrize(
+    "path, fields, status",
+    [
+        (CHAT, {"model": LONG, "messages": SUM}, 404),
+        ("/v1/messages", {"model": LONG, "messages": SUM, "max_tokens": 1}, 404),
+        (CHAT, {"messages": SUM, "modalities": [LONG]}, 400),
+        (CHAT, {"messages": SUM, "tools": [tool_of(name=LONG)]}, 400),
+        (CHAT, {"messages": SUM, "tools": [tool_of()], "tool_choice": {"type": LONG}}, 400),
+        (CHAT, {"messages": SUM, "tools": [tool_of()], "tool_choice": {"type": "function",
+         "function": {"name": LONG}}}, 400),
+        (CHAT, {"messages": SUM, "regex": f"({LONG}"}, 400),
+        (CHAT, {"messages": SUM, "json_schema": {"type": LONG}}, 400),
+        (CHAT, {"messages": SUM, "response_format": {"type": LONG}}, 400),
+        ("/v1/responses", {"input": "x", "metadata": {LONG: "x"}}, 400),
+        ("/v1/chat/interactive", {"prompt": "x", "adapter_name": LONG}, 404),
+    ],
+    ids=numbered,
+)  # fmt: skip
+def test_an_error_does_not_repeat_a_long_value(server, path, fields, status):
+    answer = server.post(path, **fields)
+    assert answer.status_code == status and len(answer.content) < 10_000, answer.text[:200]
+    assert "yyy..." in answer.text
 
 
 @pytest.mark.parametrize("name", ["a\r\nset-cookie: x", "\0", "\x7f", "é漢😀", "y" * 5000])

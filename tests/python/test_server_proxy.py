@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 
+import httpx
 import pytest
 
 pytest.importorskip("fastapi")
@@ -118,3 +119,14 @@ def test_errors_and_limits_pass(proxy, model):
         assert len(answer.headers["x-request-id"]) == 32  # nginx's
         assert raw.send(post("/nowhere")).answer().status == 404
         assert raw.send(post(CHAT, messages="x" * 10_000_000)).answer().status == 400
+        own = post("/nowhere", headers={"x-request-id": "own-1"})
+        assert raw.send(own).answer().headers["x-request-id"] == "own-1"
+
+
+def test_files_of_any_size_pass(proxy):
+    """More than the body of another request may have."""
+    data = b"x" * (40 << 20)
+    answer = httpx.post(
+        f"http://127.0.0.1:{proxy}/v1/files", files={"file": data}, data={"purpose": "batch"}
+    )
+    assert answer.status_code == 200 and answer.json()["bytes"] == len(data), answer.text

@@ -586,6 +586,8 @@ def message(*parts, role="user"):
         ({"tools": [{"type": "function"}]}, "tools", "tools[0] has the name None"),
         ({"tools": [CLOCK, CLOCK]}, "tools", "two tools have the name 'clock'"),
         ({"tools": [tool(f"t{i}") for i in range(257)]}, "tools", "257 entries; the bound is 256"),
+        ({"tools": [tool("t", x={"description": "x" * 1_000_000})]}, "tools[0].parameters",
+         "tools[0].parameters has 1000"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice",
          "names the tool 'x'"),

@@ -23,6 +23,7 @@ from support.http_server import (  # noqa: E402
     paused,
     wait_for_requests,
 )
+from support.raw_http import Raw, post  # noqa: E402
 from support.responses import (  # noqa: E402
     ASK,
     CLOCK,
@@ -116,6 +117,57 @@ def test_input_items_are_listed(server):
     ):
         status, error = error_of(get(server, path, **query))
         assert status == 400 and place in error["message"]
+
+
+def references_to(answer, count):
+    return [{"type": "item_reference", "id": answer["output"][0]["id"]}] * count
+
+
+def test_a_response_that_items_refer_to_is_read_once(server, monkeypatch):
+    answers = [ask(server, input=SUM) for _ in range(2)]
+    library = server.server.state.responses
+    read, load = [], library._load
+    monkeypatch.setattr(library, "_load", lambda id: read.append(id) or load(id))
+    items = [user(SUM)]
+    for answer in answers * 2:
+        items += [*references_to(answer, 10), user(QUEUE)]
+    assert ask(server, input=items)["status"] == "completed"
+    assert read == [answer["id"] for answer in answers]
+
+
+def test_items_that_are_referred_to_are_bounded(model):
+    with RunningServer([model], max_body_bytes=2000) as server:
+        answer = ask(server, input="x" * 700, max_output_tokens=1)
+        (given,) = get(server, f"{answer['id']}/input_items").json()["data"]
+        assert server.post(RESPONSES, input=[{"id": given["id"]}] * 2).status_code == 200
+        status, error = error_of(server.post(RESPONSES, input=[{"id": given["id"]}] * 3))
+        assert (status, error["param"]) == (400, "input")
+        assert "refers to items that have more than 2000 characters together" in error["message"]
+
+
+def test_who_refers_to_stored_responses_may_go(server, monkeypatch):
+    answer = ask(server, input=SUM)
+    library = server.server.state.responses
+    reading, free = threading.Event(), threading.Event()
+
+    def load(id):
+        reading.set()
+        assert free.wait(30)
+
+    monkeypatch.setattr(library, "_load", load)
+    for path in (RESPONSES, f"{RESPONSES}/input_tokens"):
+        reading.clear()
+        raw = Raw(server.port).send(post(path, input=references_to(answer, 1)))
+        try:
+            assert reading.wait(30) and server.server.state.num_running == 1
+            raw.reset()
+            end = time.monotonic() + 20
+            while server.server.state.num_running:
+                assert time.monotonic() < end
+                time.sleep(0.002)
+        finally:
+            free.set()
+        free.clear()
 
 
 def test_the_store_is_bounded(model):

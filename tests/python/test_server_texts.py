@@ -10,7 +10,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from support.http_server import error_of  # noqa: E402
+from support.http_server import (  # noqa: E402
+    CHAT,
+    COMPLETIONS,
+    RunningServer,
+    error_of,
+    num_requests,
+    paused,
+)
 
 
 def test_embeddings(server, model):
@@ -65,6 +72,21 @@ def test_generate(server, model):
     assert "".join(event["text"] for event in events) == "4"
     assert sum((event["output_ids"] for event in events), []) == whole["output_ids"]
     assert events[-1]["meta_info"]["finish_reason"] == {"type": "stop"}
+
+
+def test_a_request_ends_with_its_time(model):
+    """Of an output what there is is the answer; of a score or an embedding there is no part."""
+    with RunningServer([model], request_timeout=0.2) as server, paused(model):
+        for path, fields in ((CHAT, {"messages": "x"}), (COMPLETIONS, {"prompt": "x"})):
+            for timeout_ms in (0, 10**6):  # a request may ask for less alone
+                answer = server.post(path, **fields, timeout_ms=timeout_ms).json()
+                (choice,) = answer["choices"]
+                assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "deadline")
+        for path, given in (("/v1/embeddings", ["x"] * 20), ("/get_ppl", "x y z")):
+            status, error = error_of(server.post(path, input=given))
+            assert (status, error["code"]) == (504, "deadline")
+            assert error["message"] == "the request took more than 0.2 s (--request-timeout)"
+        assert num_requests(model) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from allspark.chat_template import ChatTemplateConfig, TokenizerTemplate  # noqa
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import call_checks  # noqa: E402
 from allspark.serve.call_checks import CallCheck  # noqa: E402
-from allspark.serve.chat import ChatCall  # noqa: E402
 from allspark.serve.message import MessageBuilder  # noqa: E402
 from allspark.serve.parsers import (  # noqa: E402
     MessageParser,
@@ -29,6 +28,7 @@ from allspark.serve.parsers import (  # noqa: E402
 from allspark.serve.protocol.common import ChatBody  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from allspark.serve.tool_choice import plan_tools  # noqa: E402
+from allspark.serve.usage import ReasoningTokens  # noqa: E402
 from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -331,6 +331,22 @@ def test_a_wrong_format_is_named_beside_reasoning(reasoning_server):
         assert (status, error["param"]) == (400, *fields), error
 
 
+@pytest.mark.parametrize(
+    "fields, has_reasoning",
+    [
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low"}, True),
+        ({}, False),
+        ({"reasoning_effort": "none", "enable_thinking": True}, True),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}, False),
+    ],
+)
+def test_an_effort_asks_for_reasoning(tool_server, fields, has_reasoning):
+    body = {"messages": SUM, "max_tokens": 5, "temperature": 0, **fields}
+    message = tool_server.post(CHAT, **body).json()["choices"][0]["message"]
+    assert ("reasoning" in message) == has_reasoning != bool(message["content"])
+
+
 @pytest.mark.parametrize("flag", [None, True, False])
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
 def test_templates_see_the_flag_that_the_parser_sees(plain_model, name, flag):
@@ -365,29 +381,48 @@ def test_a_prompt_that_has_not_opened_the_reasoning(plain_model):
             assert [key for key in ("reasoning", "content") if message.get(key)] == [name]
 
 
-def test_reasoning_is_encoded_as_it_comes():
-    """Its tokens are in each chunk that has usage, and it may be long."""
+@pytest.fixture
+def reasoning():
+    """With its builder, and the texts and threads of what it encoded."""
     encoded = []
 
     def encode(text, add_special_tokens):
-        encoded.append(text)
+        encoded.append((text, threading.current_thread()))
         return text.split()
 
-    entry = SimpleNamespace(model=SimpleNamespace(tokenizer=SimpleNamespace(encode=encode)))
-    parser = MessageParser(None, choose_reasoning_parser(None, "default"))
-    builder = MessageBuilder(parser, ("reasoning",))
-    call = ChatCall(None, entry, "", 0, "", 1, [], [], [builder], [], "")
+    builder = MessageBuilder(
+        MessageParser(None, choose_reasoning_parser(None, "default")), ("reasoning",)
+    )
     builder.put("<think>", False)
+    return ReasoningTokens(builder, SimpleNamespace(encode=encode)), builder, encoded
 
-    def counted(**fields):
-        return call.usage(**fields)["completion_tokens_details"]["reasoning_tokens"]
 
+def test_reasoning_is_encoded_as_it_comes(reasoning):
+    """Its tokens are in each chunk that has usage, and it may be long."""
+    tokens, builder, encoded = reasoning
     for index in range(1000):
-        assert counted(is_end=False) == index
+        tokens.count_new()
+        assert tokens.count == index
         builder.put("ab ", False)
     builder.put("</think>x", True)
-    assert counted() == 1000 and len(builder.reasoning) == 2999
-    assert sum(map(len, encoded)) < 2 * 2999
+    asyncio.run(tokens.count_whole())
+    assert tokens.count == 1000 and len(builder.reasoning) == 2999
+    assert sum(len(text) for text, _ in encoded) < 2 * 2999
+
+
+def test_the_whole_reasoning_is_encoded_beside_the_loop(reasoning):
+    tokens, builder, encoded = reasoning
+    builder.put("a b c</think>x", True)
+
+    async def main():
+        changed = asyncio.Event()
+        assert not tokens.is_whole(changed.set)
+        await changed.wait()
+        assert tokens.is_whole(changed.set)
+
+    asyncio.run(main())
+    ((text, thread),) = encoded
+    assert (text, tokens.count) == ("a b c", 3) and thread is not threading.main_thread()
 
 
 def test_names_of_reasoning(plain_model, monkeypatch):
@@ -486,7 +521,7 @@ def test_a_slow_validation_holds_up_nobody(checking, model, monkeypatch):
     def slow(tool, arguments):
         begun.set()
         assert go_on.wait(30)
-        return "slow"
+        return threading.current_thread().name.partition("_")[0]
 
     monkeypatch.setattr(call_checks, "argument_problem", slow)
     body = {**STRICT_FREE, "tools": [unenforced("t", "x")]}
@@ -504,7 +539,8 @@ def test_a_slow_validation_holds_up_nobody(checking, model, monkeypatch):
             assert other.get("/health").status_code == 200
         go_on.set()
         thread.join()
-    assert [each["invalid_tool_calls"][0]["message"] for each in answers] == ["slow", "slow"]
+    names = [each["invalid_tool_calls"][0]["message"] for each in answers]
+    assert names == ["allspark-schema"] * 2  # and no thread of others' work
 
 
 def test_a_client_may_go_away_during_a_validation(checking, monkeypatch):

@@ -275,6 +275,8 @@ def test_the_page_before_a_server_of_models(model):
         events = front.events(CHAT, messages=SUM, temperature=0)
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
         assert text == "12 + 35 = 47"
+        answer = front.post("/v1/messages", messages=SUM, max_tokens=1)
+        assert answer.headers.get_list("request-id") == [answer.headers["x-request-id"]]
         body = {"model": "demo", "messages": SUM, "stream": True, "ignore_eos": True}
         with paused(model), front.client.stream("POST", CHAT, json=body) as response:
             pieces = response.iter_raw()  # kept: its end would close the connection

@@ -26,6 +26,8 @@ class BatchRecord:
     output_file: str
     error_file: str
     ending: str | None = None  # the last status, from when it is certain
+    # Digests of the models that the lines name, from when the batch began, by their names.
+    fingerprints: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] | None = None
     completion_window: str = "24h"
     status: str = "validating"
@@ -56,7 +58,7 @@ class BatchRecord:
     def to_json(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
         shown = asdict(self)
-        for name in ("output_file", "error_file", "ending"):
+        for name in ("output_file", "error_file", "ending", "fingerprints"):
             del shown[name]
         counts = {name: shown.pop(name) for name in ("total", "completed", "failed")}
         errors = {"object": "list", "data": self.errors} if self.errors else None

@@ -115,7 +115,7 @@ async def _completion(state: ServerState, body: CompletionBody) -> dict[str, Any
 
 async def _embedding(state: ServerState, body: EmbeddingBody) -> dict[str, Any]:
     check_fields(body, state.settings)
-    return await embeddings(state.catalog.get(body.model), body)
+    return await embeddings(state.catalog.get(body.model), body, state.settings)
 
 
 # The routes that lines may name: the form of the body, and what answers it.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from allspark.batch.answer import Answer
 from allspark.batch.lines import Line, LineReader
 from allspark.batch.off_loop import off_loop
+from allspark.batch.origin import Origin
 from allspark.batch.output import OutputFile
 from allspark.batch.window import Window
 from allspark.serve.batches.record import BatchRecord
 from allspark.serve.batches.requests import RequestLines, custom_id_of, failed_line
 from allspark.serve.batches.store import FileStore
-from allspark.serve.ids import make_id
+from allspark.serve.ids import make_id, origin
 from allspark.serve.protocol.common import BATCH_PRIORITY
 
 if TYPE_CHECKING:
@@ -62,16 +63,16 @@ class BatchRun:
         """Writes an error for each line that has no answer yet."""
         reader = await self._open()
         message = "the batch expired before this line was run"
+
+        def expired(line: Line) -> Answer:
+            token = origin.set(Origin(self._record.id, line.number, self._record.created_at))
+            head = {"id": make_id("batch_req", "_"), "custom_id": custom_id_of(line.parse())}
+            origin.reset(token)
+            return failed_line(head, "batch_expired", message)
+
         try:
             while lines := await off_loop(lambda: reader.take(_MANY)):
-                self._write([
-                    failed_line(
-                        {"id": make_id("batch_req", "_"), "custom_id": custom_id_of(line.parse())},
-                        "batch_expired",
-                        message,
-                    )
-                    for line in lines
-                ])  # fmt: skip
+                self._write([expired(line) for line in lines])
         finally:
             reader.close()
 
@@ -79,13 +80,16 @@ class BatchRun:
         """A reader of the lines without an answer. Each line has its own in one of the files, and
         they are written in the lines' order: so the files' lines are the first ones of the input.
         """
-        record = self._record
-        record.completed, record.failed = await off_loop(
+        await self.count()
+        reader = LineReader(self._input)
+        await off_loop(lambda: reader.skip(self._record.completed + self._record.failed))
+        return reader
+
+    async def count(self) -> None:
+        """Counts the lines that have an answer. One that is not whole is cut off."""
+        self._record.completed, self._record.failed = await off_loop(
             lambda: (self._output.cut(), self._errors.cut())
         )
-        reader = LineReader(self._input)
-        await off_loop(lambda: reader.skip(record.completed + record.failed))
-        return reader
 
     def _room(self) -> int:
         """Most lines that run: some places of a step stay free, since a request that came first

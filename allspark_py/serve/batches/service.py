@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,7 +183,10 @@ class Batches:
                 await self._validate(record)
             if record.status == "in_progress":
                 async with self._turn:
-                    await self._answer_lines(record)
+                    if self._has_changed(record):
+                        ending = "failed"
+                    else:
+                        await self._answer_lines(record)
         except asyncio.CancelledError:
             if record.id not in self._ends:
                 raise  # the server stops
@@ -193,13 +198,39 @@ class Batches:
 
     async def _validate(self, record: BatchRecord) -> None:
         path = self.files.path_of(record.input_file_id)
-        found = await asyncio.to_thread(validate_file, path, record.endpoint)
+        names = {entry.name for entry in self._state.catalog.entries}
+        found = await asyncio.to_thread(validate_file, path, record.endpoint, names)
         if found.errors:
             self._fail(record, found.errors)
             return
         record.total = found.num_lines
+        record.fingerprints = self._fingerprints(found.models)
         record.enter("in_progress")
         self._save(record)
+
+    def _fingerprints(self, names: Iterable[str | None]) -> dict[str, str]:
+        """Of the models of these names, but for those that there are not."""
+        found = {}
+        for name in names:
+            with contextlib.suppress(ApiError):
+                entry = self._state.catalog.get(name)
+                found[entry.name] = self._state.fingerprint(entry)
+        return found
+
+    def _has_changed(self, record: BatchRecord) -> bool:
+        """Whether a model is another one than when the batch began. Its errors then say which."""
+        now = self._fingerprints(record.fingerprints)
+        record.errors = [
+            {
+                "code": "model_changed",
+                "message": f"the model {name!r} is not the one with which the batch began: its "
+                "weights, template, adapter, kernels or version are others. The answers from "
+                "before are in the batch's files",
+            }
+            for name, digest in record.fingerprints.items()
+            if now.get(name) != digest
+        ]
+        return bool(record.errors)
 
     async def _answer_lines(self, record: BatchRecord) -> None:
         run = BatchRun(self._state, self.files, record)
@@ -218,6 +249,8 @@ class Batches:
         try:
             if record.ending == "expired":
                 await run.expire_lines()
+            else:
+                await run.count()
             await run.finish()
         finally:
             run.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,20 @@ class Validation:
     """What was found."""
 
     num_lines: int = 0
+    models: set[str | None] = field(default_factory=set)  # of the lines; None: the only one
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, code: str, message: str, line: int | None, param: str | None = None) -> None:
         self.errors.append({"code": code, "message": message, "line": line, "param": param})
 
 
-def validate_file(path: Path, endpoint: str) -> Validation:
+def validate_file(path: Path, endpoint: str, models: Collection[str]) -> Validation:
     """Checks all lines but for their bodies, whose faults are errors of their lines. Takes seconds
-    for a large file."""
+    for a large file.
+
+    Args:
+        models: the names of all that there are.
+    """
     found = Validation()
     seen: set[bytes] = set()
     reader = LineReader(path)
@@ -45,6 +51,9 @@ def validate_file(path: Path, endpoint: str) -> Validation:
             except LineError as error:
                 found.add(error.code, str(error), line.number)
                 continue
+            model = value["body"].get("model")
+            if model is None or (isinstance(model, str) and model in models):
+                found.models.add(model)
             custom_id = value["custom_id"]
             digest = hashlib.blake2b(
                 custom_id.encode("utf-8", "surrogatepass"), digest_size=16

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from allspark.input_ids import shown
+
 # Of names. They stand in markup, so they must contain none.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # The parameters of a function that has none.
@@ -73,7 +75,7 @@ def _tool(tool: Any, place: str) -> Tool:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
-            f"{place} has the name {name!r}; it must be 1 to 64 letters (a-z, A-Z), digits, "
+            f"{place} has the name {shown(name)}; it must be 1 to 64 letters (a-z, A-Z), digits, "
             "underscores, hyphens and full stops"
         )
     parameters = function.get("parameters")
@@ -118,7 +120,7 @@ def read_tool_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
             )
         return ToolChoice(mode, tuple(dict.fromkeys(_named(entry, tools) for entry in entries)))
     raise ValueError(
-        f"tool_choice is {choice!r}; it must be 'none', 'auto', 'required', "
+        f"tool_choice is {shown(choice)}; it must be 'none', 'auto', 'required', "
         "{'type': 'function', ...} or {'type': 'allowed_tools', ...}"
     )
 
@@ -129,5 +131,5 @@ def _named(entry: Any, tools: Sequence[Tool]) -> str:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not any(tool.name == name for tool in tools):
         known = ", ".join(repr(tool.name) for tool in tools) or "none"
-        raise ValueError(f"tool_choice names the tool {name!r}; the tools are {known}")
+        raise ValueError(f"tool_choice names the tool {shown(name)}; the tools are {known}")
     return str(name)

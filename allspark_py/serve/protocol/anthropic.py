@@ -9,7 +9,7 @@ from pydantic import Field
 
 
 class AnthropicMessage(Part):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Any]
 
 
@@ -28,8 +28,10 @@ class AnthropicToolChoice(Part):
 
 
 class Thinking(Part):
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1, description="without effect")
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    # Known, and without effect here.
+    budget_tokens: int | None = Field(None, ge=1)
+    display: str | None = None
 
 
 class OutputFormat(Part):
@@ -52,8 +54,12 @@ class CountTokensBody(RequestBody):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(
+        None, description="output_config.format as earlier clients call it"
+    )
     # Known, and without effect here.
     cache_control: dict[str, Any] | None = None
+    speed: str | None = None
     # Refused where it asks for something.
     mcp_servers: list[dict[str, Any]] | None = None
 
@@ -61,13 +67,14 @@ class CountTokensBody(RequestBody):
 class MessagesBody(CountTokensBody):
     """/v1/messages."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0, description="0: the prompt is computed, for the prefix cache")
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, description="0: all tokens")
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     # Known, and without effect here.
+    diagnostics: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None

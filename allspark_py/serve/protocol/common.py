@@ -94,21 +94,28 @@ class GenerationBody(RequestBody):
     """The fields about generation that all routes share; None: the model's or the server's."""
 
     model: str | None = None
+    do_sample: bool | None = Field(None, description="false: greedy")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="-1 and 0: all tokens")
+    typical_p: float | None = Field(None, description="1 alone, which has no effect")
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    suppress_repetition_in_generation: bool | None = None
     seed: int | None = Field(None, ge=-1, le=_MAX_SEED, description="-1: another one each time")
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     bad_words: list[str] | None = None
     bad_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_words_ids: list[list[Annotated[int, Field(ge=0)]]] | None = None
+    bad_words_ids: list[list[Annotated[int, Field(ge=0)]]] | None = None
     no_repeat_ngram_size: int | None = Field(None, ge=0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = False
+    max_length: int | None = Field(None, ge=1, description="of prompt and output")
+    min_length: int | None = Field(None, ge=0, description="of prompt and output")
     min_tokens: int | None = Field(None, ge=0)
     min_new_tokens: int | None = Field(None, ge=0)
     skip_special_tokens: bool | None = True
@@ -119,6 +126,13 @@ class GenerationBody(RequestBody):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(1, ge=1, le=MAX_N)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    num_beams: int | None = Field(None, ge=1, le=MAX_N)
+    beam_early_stopping: bool | Literal["false", "true", "never"] | None = None
+    length_penalty: float | None = Field(None, ge=-10, le=10)
+    logprobs_mode: Literal["processed", "raw"] | None = None
+    prompt_lookup_num_tokens: int | None = Field(None, ge=0, le=64)
+    use_draft_model: bool | None = None
     priority: Priority | None = 0
     timeout_ms: int | None = Field(0, ge=0, le=MAX_TIMEOUT_MS)
     return_token_ids: bool | None = False
@@ -142,6 +156,7 @@ class GenerationBody(RequestBody):
     session_id: int | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     guided_decoding_backend: str | None = None
     media_io_kwargs: dict[str, Any] | None = None
@@ -164,7 +179,6 @@ class CompletionBody(GenerationBody):
     suffix: str | None = None
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, le=MAX_N)
     add_special_tokens: bool | None = True
 
 
@@ -191,6 +205,7 @@ class ChatBody(GenerationBody):
     # Refused where they ask for something.
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None

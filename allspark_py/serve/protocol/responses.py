@@ -82,7 +82,6 @@ class ResponsesBody(GenerationBody):
     # Known, and without effect here: there are no tools of the server, and no images.
     max_tool_calls: Count | None = None
     background_options: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
     # Refused where it asks for something.
     conversation: str | dict[str, Any] | None = None

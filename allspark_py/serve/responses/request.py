@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from allspark.serve.errors import ApiError
 from allspark.serve.message import partial_object
-from allspark.serve.places import shown, to_content, wrong
+from allspark.serve.places import renamed, shown, to_content, wrong
 from allspark.serve.protocol.common import FORMAT_FIELDS, ChatBody, GenerationBody
 from allspark.serve.protocol.responses import LOGPROBS, ResponsesBody, TextFormat
 from allspark.serve.responses.items import Item, check_number
@@ -21,9 +20,13 @@ NOT_SERVED = (
     "return_token_ids",
 )  # fmt: skip
 # Fields that are this route's own, or have no place in chat.
-_OWN = {"metadata", "stream", "stream_options", "n", "store", "user", "service_tier"}
+_OWN = {"metadata", "stream_options", "n", "store", "user", "service_tier"}
 # Names of chat's fields that the route's clients do not know.
-_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
+_NAMES = {
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "function.parameters": "parameters",  # of a tool
+}
 
 
 @dataclass(frozen=True)
@@ -68,23 +71,12 @@ class ChatRequest:
 
     def renamed(self, error: ApiError) -> ApiError:
         """An error of chat, with the names of this route."""
-        places = self.places
-
-        def place(found: re.Match[str]) -> str:
-            index = found[1]
-            return places[int(index)] if index and int(index) < len(places) else "input"
-
-        message = re.sub(r"\bmessages(?:\[(\d+)\])?", place, error.message)
-        message = message.replace("input have ", "input has ", 1)
-        param = error.param
-        if param == "messages":
-            param = "input"
-        for old, new in _NAMES.items():
-            if getattr(self.body, old) is None:
-                continue  # it is about what the tools are held to
-            message = re.sub(rf"\b{old}\b", new, message)
-            param = new if param == old else param
-        return ApiError(error.status, message, param, error.code)
+        # Of a field that is not given, it is about what the tools are held to.
+        given = [name for name in _NAMES if getattr(self.body, name, True) is not None]
+        names = {name: _NAMES[name] for name in given}
+        error = renamed(error, self.places, "input", names)
+        error.message = error.message.replace("input have ", "input has ", 1)
+        return error
 
 
 def check(body: ResponsesBody) -> None:
@@ -130,7 +122,7 @@ def to_chat(body: ResponsesBody, context: Sequence[Record], items: Sequence[Item
         max_tokens=body.max_output_tokens,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        enable_thinking=_enable_thinking(body),
+        enable_thinking=body.enable_thinking,
         chat_template_kwargs=body.chat_template_kwargs,
     )
     if body.tools:
@@ -242,11 +234,3 @@ def _response_format(text_format: TextFormat) -> dict[str, Any]:
     if text_format.strict is not None:
         schema["strict"] = text_format.strict
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _enable_thinking(body: ResponsesBody) -> bool | None:
-    """Whether the model is to reason: an effort of any kind asks for it."""
-    effort = body.reasoning.effort if body.reasoning is not None else None
-    if body.enable_thinking is not None or effort is None:
-        return body.enable_thinking
-    return effort != "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allspark.serve.chat import Conversation, count_prompt_tokens, start_conversation
@@ -17,14 +17,19 @@ from allspark.serve.responses.items import Item, read_items, references
 from allspark.serve.responses.record import Record, response_of
 from allspark.serve.responses.request import NOT_SERVED, ChatRequest, check, to_chat
 from allspark.serve.responses.run import ResponseRun
+from allspark.serve.sse import Receive, until_gone
 from allspark.serve.state import ServerState
+from allspark.serve.text_work import size_of
 
 # Responses that may be gone on from.
 _GONE_ON_FROM = ("completed", "incomplete")
 
 
-async def start_response(state: ServerState, body: ResponsesBody) -> ResponseRun:
+async def start_response(state: ServerState, body: ResponsesBody, receive: Receive) -> ResponseRun:
     """Checks a request and starts its response.
+
+    Args:
+        receive: tells whether the client goes away while stored responses are read.
 
     Raises:
         ApiError: the request is refused.
@@ -34,7 +39,7 @@ async def start_response(state: ServerState, body: ResponsesBody) -> ResponseRun
     is_kept = body.store is not False and state.responses.is_storing
     if body.background and not is_kept and body.store is not False:
         raise wrong("background", "is true; this server stores no responses")
-    request, items = await _read(state, body, id)
+    request, items = await until_gone(receive, _read(state, body, id))
     conversation = await _start(state, body, request)
     try:
         head = _head(id, body, conversation, is_kept)
@@ -51,9 +56,9 @@ async def start_response(state: ServerState, body: ResponsesBody) -> ResponseRun
     return run
 
 
-async def count_input(state: ServerState, body: ResponsesBody) -> dict[str, Any]:
+async def count_input(state: ServerState, body: ResponsesBody, receive: Receive) -> dict[str, Any]:
     """The answer of /v1/responses/input_tokens."""
-    request, _ = await _read(state, body, make_id("resp", "_"))
+    request, _ = await until_gone(receive, _read(state, body, make_id("resp", "_")))
     try:
         count = await count_prompt_tokens(state, request.body)
     except ApiError as error:
@@ -68,13 +73,14 @@ async def _read(
     check(body)
     assert body.input is not None
     context = await _context(state, body.previous_response_id)
-    others = {
-        index: await _referred(state, item_id, f"input[{index}].id")
-        for index, item_id in references(body.input).items()
-    }
+    others = await _referred(state, references(body.input))
+    bound = state.settings.max_body_bytes
 
     def translate() -> tuple[ChatRequest, list[Item]]:
         assert body.input is not None
+        if size_of(list(others.values()), bound) > bound:
+            problem = f"refers to items that have more than {bound} characters together, the bound"
+            raise wrong("input", f"{problem} (--max-body-bytes)")
         items = read_items(body.input, id, others)
         return to_chat(body, context, items), items
 
@@ -94,21 +100,31 @@ async def _context(state: ServerState, previous: str | None) -> Sequence[Record]
     return records
 
 
-async def _referred(state: ServerState, item_id: str, place: str) -> Item:
-    """The item that an `item_reference` names."""
-    response_id = response_of(item_id)
-    error = ApiError(404, f"{place}: there is no item {shown(item_id)}", place, "item_not_found")
-    if response_id is None:
-        raise error
+async def _referred(state: ServerState, item_ids: Mapping[int, str]) -> dict[int, Item]:
+    """The items that an input's `item_reference`s name, by their places. Each response is read
+    once."""
+    known: dict[str | None, dict[str, Item]] = {None: {}}
+    found = {}
+    for index, item_id in item_ids.items():
+        response_id = response_of(item_id)
+        if response_id is not None and response_id not in known:
+            known[response_id] = await _items_of(state, response_id)
+        if item_id not in known[response_id]:
+            place = f"input[{index}].id"
+            message = f"{place}: there is no item {shown(item_id)}"
+            raise ApiError(404, message, place, "item_not_found")
+        found[index] = known[response_id][item_id]
+    return found
+
+
+async def _items_of(state: ServerState, response_id: str) -> dict[str, Item]:
+    """The items of a response by their ids; none where there is no such response."""
     try:
         record = await state.responses.find(response_id)
     except ApiError:
-        raise error from None
-    outputs = [item.shown() for item in record.items if item.is_done and item.id == item_id]
-    found = [*outputs, *(item for item in record.input if item["id"] == item_id)]
-    if not found:
-        raise error
-    return found[0]
+        return {}
+    outputs = {item.id: item.shown() for item in record.items if item.is_done}
+    return {**{item["id"]: item for item in record.input}, **outputs}
 
 
 async def _start(state: ServerState, body: ResponsesBody, request: ChatRequest) -> Conversation:

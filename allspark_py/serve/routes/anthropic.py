@@ -27,9 +27,6 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["Anthropic"])
     settings = state.settings
 
-    def headers_of(request: Request, ignored: str) -> dict[str, str]:
-        return {"request-id": request.state.request_id, **ignored_header(ignored)}
-
     shown = described(MessagesBody, AnthropicAnswer, stream=EVENTS)
 
     @router.post("/v1/messages", openapi_extra=shown)
@@ -37,7 +34,7 @@ def make_router(state: ServerState) -> APIRouter:
         """Answers a conversation."""
         body = validate(MessagesBody, await read_json(request, settings.max_body_bytes))
         call = await start_messages(state, body)
-        headers = headers_of(request, call.ignored)
+        headers = ignored_header(call.ignored)
         if body.stream:
             return EventStream(MessageStream(call), settings.keep_alive_interval, headers, PING)
         return Json(await until_gone(request.receive, whole_message(call)), headers=headers)
@@ -46,7 +43,7 @@ def make_router(state: ServerState) -> APIRouter:
     async def count(request: Request) -> Any:
         """The length of a conversation's prompt; nothing is generated."""
         body = validate(CountTokensBody, await read_json(request, settings.max_body_bytes))
-        headers = headers_of(request, check_fields(body, settings, NOT_SERVED))
+        headers = ignored_header(check_fields(body, settings, NOT_SERVED))
         return Json(await count_tokens(state, body), headers=headers)
 
     return router

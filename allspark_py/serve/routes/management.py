@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from allspark._allspark import AsStatus
+from allspark.pipeline.served_model import ServedModel
 from allspark.serve.catalog import Catalog
 from allspark.serve.choice import stop_choices
 from allspark.serve.errors import ApiError, refused
@@ -26,7 +28,20 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["management"])
     settings, catalog = state.settings, state.catalog
     changing = asyncio.Lock()  # of the models' memory
+    unloaded: list[ServedModel] = []  # those whose memory was given back
     loading = asyncio.Lock()  # of adapters: names are checked and given one at a time
+
+    async def load() -> None:
+        """Takes their memory again. Raises ApiError where one has none; the server then sleeps."""
+        while unloaded:
+            model = unloaded[-1]
+            status = await asyncio.to_thread(model.engine.load_device_mem, model.name)
+            if status == AsStatus.ALLSPARK_MEMORY_ERROR:
+                raise ApiError(503, f"there is no memory for {model.name}", code="out_of_memory")
+            if status != AsStatus.ALLSPARK_SUCCESS:
+                raise ApiError(500, f"{model.name} cannot take its memory again")
+            unloaded.pop()
+        state.is_sleeping = False
 
     @router.post("/sleep", openapi_extra=described(None, Status))
     async def sleep() -> Any:
@@ -37,20 +52,17 @@ def make_router(state: ServerState) -> APIRouter:
                 for model in catalog.models:
                     status = await asyncio.to_thread(model.engine.unload_device_mem, model.name)
                     if status != AsStatus.ALLSPARK_SUCCESS:
-                        state.is_sleeping = False
+                        with contextlib.suppress(ApiError):  # /wakeup tries again
+                            await load()
                         raise ApiError(500, f"{model.name} cannot give its memory back")
+                    unloaded.append(model)
         return Json({"status": "sleeping"})
 
     @router.post("/wakeup", openapi_extra=described(None, Status))
     async def wakeup() -> Any:
         """Takes the memory again; requests that waited go on."""
         async with changing:
-            if state.is_sleeping:
-                for model in catalog.models:
-                    status = await asyncio.to_thread(model.engine.load_device_mem, model.name)
-                    if status == AsStatus.ALLSPARK_MEMORY_ERROR:
-                        raise ApiError(503, f"there is no memory for {model.name}")
-                state.is_sleeping = False
+            await load()
         return Json({"status": "awake"})
 
     @router.get("/is_sleeping", openapi_extra=described(None, Sleeping))

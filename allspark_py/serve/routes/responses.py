@@ -58,7 +58,7 @@ def make_router(state: ServerState) -> APIRouter:
     async def create(request: Request) -> Any:
         """Answers an input, and keeps the answer for requests that go on from it."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
-        run = await start_response(state, body)
+        run = await start_response(state, body, request.receive)
         if body.stream:
             return stream_of(run.record, run, -1, True, run.ignored)
         headers = ignored_header(run.ignored)
@@ -73,7 +73,7 @@ def make_router(state: ServerState) -> APIRouter:
         """The length of an input's prompt; nothing is generated."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings, NOT_SERVED))
-        return Json(await count_input(state, body), headers=headers)
+        return Json(await count_input(state, body, request.receive), headers=headers)
 
     @router.get(
         "/v1/responses/{response_id}",

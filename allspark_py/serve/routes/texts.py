@@ -26,9 +26,11 @@ from allspark.serve.protocol.texts import (
 from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import off_loop, size_of
-from allspark.serve.texts import detokenize, embeddings, perplexity, tokenize
+from allspark.serve.text_work import off_loop
+from allspark.serve.texts import detokenize, embeddings, encode_texts, perplexity, tokenize
 from fastapi import APIRouter, Request
+
+DEADLINE = {504: "the time of a request has passed (--request-timeout)"}
 
 
 def make_router(state: ServerState) -> APIRouter:
@@ -36,12 +38,14 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["texts"])
     settings, catalog = state.settings, state.catalog
 
-    @router.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, Embeddings))
+    shown = described(EmbeddingBody, Embeddings, errors=DEADLINE)
+
+    @router.post("/v1/embeddings", openapi_extra=shown)
     async def v1_embeddings(request: Request) -> Any:
         """Embeddings of texts or token ids."""
         body = validate(EmbeddingBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        work = embeddings(catalog.get(body.model), body)
+        work = embeddings(catalog.get(body.model), body, settings)
         return Json(await until_gone(request.receive, work), headers=headers)
 
     @router.post("/v1/encode", openapi_extra=described(EncodeBody, Encoded))
@@ -49,18 +53,8 @@ def make_router(state: ServerState) -> APIRouter:
         """The token ids of a text, or of each of a list."""
         body = validate(EncodeBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        model = catalog.get(body.model).model
         texts = [body.input] if isinstance(body.input, str) else body.input
-
-        def encode(text: str) -> list[int]:
-            if body.do_preprocess:
-                return model.template.encode(model.tokenizer, model.template.get_prompt(text))
-            ids: list[int] = model.tokenizer.encode(
-                text, add_special_tokens=body.add_bos is not False
-            )
-            return ids
-
-        ids = await off_loop(size_of(texts), lambda: [encode(text) for text in texts])
+        ids = await off_loop(texts, encode_texts, catalog.get(body.model), body, texts)
         lengths = list(map(len, ids))
         if isinstance(body.input, str):
             return Json({"input_ids": ids[0], "length": lengths[0]}, headers=headers)
@@ -71,8 +65,8 @@ def make_router(state: ServerState) -> APIRouter:
         """The token ids of a text or a conversation."""
         body = validate(TokenizeBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        size = size_of(body.prompt or "") + size_of(body.messages or [])
-        answer = await off_loop(size, tokenize, catalog.get(body.model), body)
+        texts = (body.prompt, body.messages, body.tools, body.chat_template_kwargs)
+        answer = await off_loop(texts, tokenize, catalog.get(body.model), body)
         return Json(answer, headers=headers)
 
     @router.post("/detokenize", openapi_extra=described(DetokenizeBody, Detokenized))
@@ -80,16 +74,18 @@ def make_router(state: ServerState) -> APIRouter:
         """The text of token ids."""
         body = validate(DetokenizeBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        size = size_of(body.tokens)
-        text = await off_loop(size, detokenize, catalog.get(body.model), body.tokens)
+        tokens = body.tokens
+        text = await off_loop(tokens, detokenize, catalog.get(body.model), tokens)
         return Json({"prompt": text}, headers=headers)
 
-    @router.post("/get_ppl", openapi_extra=described(PerplexityBody, Perplexity))
+    shown = described(PerplexityBody, Perplexity, errors=DEADLINE)
+
+    @router.post("/get_ppl", openapi_extra=shown)
     async def get_ppl(request: Request) -> Any:
         """The mean cross entropy of a text or ids; its exp is the perplexity."""
         body = validate(PerplexityBody, await read_json(request, settings.max_body_bytes))
         headers = ignored_header(check_fields(body, settings))
-        work = perplexity(catalog.get(body.model), body.input)
+        work = perplexity(catalog.get(body.model), body.input, settings)
         return Json({"ppl": await until_gone(request.receive, work)}, headers=headers)
 
     @router.post("/generate", openapi_extra=described(GenerateBody, Generated, stream=EVENTS))
