@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .companion_files import companion_names
 from .config import ModelConfig
@@ -26,6 +26,20 @@ GRAPH_MAGIC = b"ASGRAPH\0"
 _GRAPH_HEADER_BYTES = 16
 _GRAPH_CHECKSUM_BYTES = 8
 _MAX_GRAPH_BYTES = 16 << 20
+
+# What `allspark lite calibrate` writes: no weights, whatever its name ends in.
+INPUT_RANGES = "inputs_stats.safetensors"
+_WEIGHTS = (
+    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "consolidated*.pth",
+    "*.gguf",
+)  # fmt: skip
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The names of the files of checkpoints in a directory: loaders could take any for its
+    model's."""
+    found = (path.name for pattern in _WEIGHTS for path in sorted(directory.glob(pattern)))
+    return [name for name in found if name != INPUT_RANGES]
 
 
 def read_graph(path: Path) -> Any:
@@ -113,10 +127,12 @@ class Companions:
             staged = []
             for data, end in self._contents():
                 try:
-                    partial = stack.enter_context(_temporary_file(data, self.target, end.name))
+                    file = stack.enter_context(temporary_file(self.target, end.name))
+                    file.write(data)
+                    file.flush()
                 except OSError as error:
                     raise CheckpointError(f"{end}: cannot be written: {error.strerror}") from error
-                staged.append((partial, end))
+                staged.append((file.name, end))
             yield
             for partial, end in staged:
                 end.parent.mkdir(exist_ok=True)
@@ -127,6 +143,8 @@ class Companions:
         others = [
             path.name for path in self.target.glob("*.asgraph") if path.name != self.graph.name
         ]
+        if self.target.resolve() != self.source.resolve():
+            others += weight_files(self.target)
         for name in companion_names(self.source, self.config, self.with_code):
             begin, end = self.source / name, self.target / name
             if begin.is_file() and end.exists() and begin.samefile(end):
@@ -154,9 +172,10 @@ _counter = itertools.count()
 
 
 @contextlib.contextmanager
-def _temporary_file(data: bytes, folder: Path, name: str) -> Iterator[Path]:
-    """A new file for ``name``, which is locked: one without a lock is a killed process's, and the
-    next one for ``name`` removes it. Other file systems than those with locks keep it.
+def temporary_file(folder: Path, name: str) -> Iterator[BinaryIO]:
+    """A new file that is open to be written, and to be renamed to ``name``; at the end it is
+    removed unless it was. It is locked: one without a lock is a killed process's, and the next one
+    for ``name`` removes it. Other file systems than those with locks keep it.
     """
     for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
         with contextlib.suppress(OSError), open(path, "r+b") as leftover:
@@ -167,8 +186,6 @@ def _temporary_file(data: bytes, folder: Path, name: str) -> Iterator[Path]:
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(data)
-            file.flush()
-            yield partial
+            yield file
         finally:
             partial.unlink(missing_ok=True)

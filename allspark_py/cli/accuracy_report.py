@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .bench_flags import positive
 from .output_files import settings_of
+
+if TYPE_CHECKING:
+    from allspark.quantize import QuantizedModel
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,18 +48,27 @@ def check_report(options: argparse.Namespace, texts: Any, loader: Any) -> None:
         check_accuracy(loader, texts, options.report_context, options.report_tokens)
 
 
-def write_report(options: argparse.Namespace, texts: Any) -> None:
-    """Measures the model in --output, writes the files and prints the figures."""
+def write_report(
+    options: argparse.Namespace,
+    texts: Any,
+    output: str | Path,
+    made: QuantizedModel | None = None,
+    source: str | None = None,
+) -> None:
+    """Measures the model in `output` against `source`, or the checkpoint that was named; writes the
+    files and prints the figures."""
     from allspark.eval import write_accuracy
     from allspark.eval.report import text_of
 
     result = write_accuracy(
-        options.output,
-        options.model,
+        output,
+        source or options.model,
         texts,
         settings_of(options),
         options.report_context,
         options.report_tokens,
         trust_remote_code=options.trust_remote_code,
+        fallbacks={} if made is None else made.fallbacks,
+        upgrades=[] if made is None else made.upgrades,
     )
     print(f"\n{text_of(result)}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from .accuracy_report import add_report_flags, check_report, report_texts, write_report
-
-WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
+from .quant_flags import WEIGHT_FORMATS, add_pattern_flags, patterns_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="quantise the layers' weights (default: leave weights as they are)",
     )
     add("--group-size", type=int, help="input features per scale: 32, 64, 128 (default: all)")
+    add_pattern_flags(parser)
+    add("--search", action="store_true", help="search the scales of groups of 4 bits")
     add("--activate-quant", action="store_true", help="quantise activations to int8, too")
     add("--activation-group-size", type=int, metavar="N",
         help="input features per scale of these: 32, 64, 128; 0: one scale per token (default: 64, "
@@ -37,27 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from allspark.eval.accuracy import remove_accuracy
-    from allspark.quantize.source import open_checkpoint
+    from allspark.quantize.source import check_output, check_serialised_target, open_checkpoint
 
     config = _quant_config(options)
     texts = report_texts(options)  # before the conversion, which takes longer
     loader = open_checkpoint(
         options.model, options.name, options.data_type, options.trust_remote_code
     )
+    output = check_output(options.output, loader)
+    check_serialised_target(output, loader)
     check_report(options, texts, loader)
-    loader.serialize_to_path(
-        None,
-        options.output,
-        enable_quant=config is not None,
-        customized_quant_config=config,
-    )
-    remove_accuracy(options.output)
-    for ending in ("asgraph", "asparam"):
-        path = Path(options.output) / f"{loader.safe_model_name}.{ending}"
+    for path in loader.write_plan(loader.plan(config), output):
         print(f"{path}: {path.stat().st_size} bytes")
+    remove_accuracy(output)
     if texts is not None:
         loader.free_model()
-        write_report(options, texts)
+        write_report(options, texts, output)
     return 0
 
 
@@ -68,8 +63,10 @@ def _quant_config(options: argparse.Namespace) -> dict[str, Any] | None:
         "activation_group_size": options.activation_group_size,
         "lm_head": options.lm_head,
         "embedding": options.embedding,
+        "search": options.search or None,
+        **patterns_of(options),
     }
-    config = {key: value for key, value in given.items() if value is not None}
+    config = {key: value for key, value in given.items() if value not in (None, [])}
     if options.weight_format is None:
         if config:
             options.fail("how to quantise is said, but not to what; add --weight-format")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .bench_flags import not_negative, positive
+from .accuracy_report import add_report_flags, check_report, report_texts, write_report
+from .bench_flags import boolean, not_negative, positive
 from .layer_progress import layer_progress
 from .made_model import show_model
+from .quant_flags import add_pattern_flags, patterns_of
 
 # Options that are no arguments of a tool.
-_NO_ARGUMENTS = ("command", "fail", "tool", "version")
+_NO_ARGUMENTS = (
+    "command", "fail", "report", "report_context", "report_tokens", "tool", "version",
+)  # fmt: skip
 _KV_QPARAMS = (
     "kv_qparams: there is nothing to do: the scales of a quantised KV cache are computed as tokens "
     "come; serve the model with --quant-policy 8 or 4"
@@ -20,11 +24,12 @@ _KV_QPARAMS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, (summary, add) in _TOOLS.items():
+        if add is None:  # whatever follows, flags included, is an argument
+            kind = kinds.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
+            kind.add_argument("ignored", nargs="*")
+            continue
         kind = kinds.add_parser(name, help=summary, description=summary)
         kind.set_defaults(fail=kind.error)
-        if add is None:
-            kind.add_argument("ignored", nargs="*", help=argparse.SUPPRESS)
-            continue
         kind.add_argument("model", help="what `allspark quantize` takes")
         _add_common(kind)
         add(kind)
@@ -36,14 +41,40 @@ def run(options: argparse.Namespace) -> int:
     from allspark.quantize import QuantizedModel, lite
 
     given = {name: value for name, value in vars(options).items() if name not in _NO_ARGUMENTS}
+    if "group_settings" in given:
+        given |= patterns_of(options)
+    texts = report_texts(options) if "report" in options else None
+    source = _checked_source(options, texts)
     with layer_progress() as progress:
         made = getattr(lite, options.tool)(**given, progress=progress)
     if isinstance(made, QuantizedModel):
         show_model(made, options.calib_samples)
-        return 0
-    for path in made if isinstance(made, list) else [made]:
-        print(f"{path}: {path.stat().st_size} bytes")
+    else:
+        for path in made if isinstance(made, list) else [made]:
+            print(f"{path}: {path.stat().st_size} bytes")
+    if texts is not None:
+        quantized = made if isinstance(made, QuantizedModel) else None
+        write_report(options, texts, options.work_dir, quantized, source)
     return 0
+
+
+def _checked_source(options: argparse.Namespace, texts: Any) -> str | None:
+    """Raises where the texts of a report do not fit the checkpoint. Returns where that lies, if its
+    name alone does not say it."""
+    if texts is None:
+        return None
+    from allspark.quantize.source import open_checkpoint
+
+    loader = open_checkpoint(
+        options.model,
+        None,
+        "bfloat16",
+        options.trust_remote_code,
+        options.revision,
+        options.download_dir,
+    )
+    check_report(options, texts, loader)
+    return str(loader.directory) if options.revision or options.download_dir else None
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +103,21 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
 def _add_device_and_calibration(parser: argparse.ArgumentParser) -> None:
     _add_calibration(parser)
     parser.add_argument("--device", default="cpu", help="has no effect: tools run on the CPU")
-    parser.add_argument(
-        "--search-scale", action="store_true", help="has no effect: scales are always searched"
-    )
+    parser.add_argument("--search-scale", nargs="?", type=boolean, const=True, default=False,
+        metavar="BOOL", help="has no effect: scales are always searched")  # fmt: skip
+
+
+def _add_quantization(parser: argparse.ArgumentParser) -> None:
+    add_pattern_flags(parser)
+    parser.add_argument("--requantize", action="store_true",
+        help="dequantise a checkpoint that is quantised, instead of refusing it")  # fmt: skip
+    add_report_flags(parser)
 
 
 def _add_gptq(parser: argparse.ArgumentParser) -> None:
     _add_calibration(parser)
     _add_bits(parser)
+    _add_quantization(parser)
 
 
 def _add_bits(parser: argparse.ArgumentParser) -> None:
@@ -93,11 +131,13 @@ def _add_awq(parser: argparse.ArgumentParser) -> None:
     _add_device_and_calibration(parser)
     _add_bits(parser)
     parser.add_argument("--w-sym", action="store_true", help="without zero points")
+    _add_quantization(parser)
 
 
 def _add_smooth(parser: argparse.ArgumentParser) -> None:
     _add_device_and_calibration(parser)
     parser.add_argument("--quant-dtype", default="int8", help="int8 (default)")
+    _add_quantization(parser)
 
 
 def _add_fp8(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +145,7 @@ def _add_fp8(parser: argparse.ArgumentParser) -> None:
     add("--quant-dtype", default="fp8", help="fp8 (default) or float8_e4m3fn, the same")
     add("--block-size", type=positive, default=128, metavar="N",
         help="rows, and columns, that share a scale (default: 128)")  # fmt: skip
+    add_report_flags(parser)
 
 
 _TOOLS: dict[str, tuple[str, Any]] = {

@@ -1,5 +1,5 @@
 """Flags that say which checkpoint is read and what its weights become, for the commands that
-quantise with calibration."""
+quantise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import argparse
 from typing import Any
 
 from .bench_flags import not_negative
-from .convert import WEIGHT_FORMATS
+
+WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,7 @@ def add_format_flags(parser: argparse.ArgumentParser) -> None:
         help="of the layers' weights (default: uint4)")  # fmt: skip
     add("--group-size", type=not_negative, default=64, metavar="N",
         help="input features per scale: 32, 64, 128; 0: all (default: 64)")  # fmt: skip
-    add("--group-settings", nargs="+", default=[], metavar="PATTERN=N",
-        help="other group sizes, by patterns of weights' names")  # fmt: skip
-    add("--format-settings", nargs="+", default=[], metavar="PATTERN=FORMAT",
-        help="other weight formats, in the same way")  # fmt: skip
-    add("--modules-to-not-convert", nargs="+", default=[], metavar="PATTERN",
-        help="weights that stay in the compute type")  # fmt: skip
+    add_pattern_flags(parser)
     add("--compute-method", default="weight_only", choices=("weight_only", "activate_quant"),
         help="activate_quant: activations become int8, too (default: weight_only)")  # fmt: skip
     add("--activation-group-size", type=not_negative, metavar="N",
@@ -38,19 +34,38 @@ def add_format_flags(parser: argparse.ArgumentParser) -> None:
         "or 32 where that does not divide)")  # fmt: skip
 
 
+def add_pattern_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags for single weights."""
+    add = parser.add_argument
+    add("--group-settings", nargs="+", default=[], metavar="PATTERN=N",
+        help="other group sizes, by patterns of weights' names")  # fmt: skip
+    add("--format-settings", nargs="+", default=[], metavar="PATTERN=FORMAT",
+        help="other weight formats, in the same way")  # fmt: skip
+    add("--modules-to-not-convert", nargs="+", default=[], metavar="PATTERN",
+        help="weights that stay in the compute type")  # fmt: skip
+
+
 def formats_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of QuantizeConfig that these flags give."""
+    """The arguments of QuantizeConfig that the flags of add_format_flags give."""
     return {
         "weight_format": options.weight_format,
         "group_size": options.group_size,
-        "group_settings": {
-            pattern: int(size) if size.isdecimal() else size
-            for pattern, size in _settings(options, "group_settings").items()
-        },
-        "format_settings": _settings(options, "format_settings"),
-        "modules_to_not_convert": options.modules_to_not_convert,
         "compute_method": options.compute_method,
         "activation_group_size": options.activation_group_size,
+        **patterns_of(options),
+    }
+
+
+def patterns_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that the flags of add_pattern_flags give; None for dicts that are not given."""
+    sizes = {
+        pattern: int(size) if size.isdecimal() else size
+        for pattern, size in _settings(options, "group_settings").items()
+    }
+    return {
+        "group_settings": sizes or None,
+        "format_settings": _settings(options, "format_settings") or None,
+        "modules_to_not_convert": options.modules_to_not_convert,
     }
 
 

@@ -6,10 +6,9 @@ import argparse
 
 from .accuracy_report import add_report_flags, check_report, report_texts, write_report
 from .bench_flags import not_negative, positive, positive_real
-from .convert import WEIGHT_FORMATS
 from .layer_progress import layer_progress
 from .made_model import show_model
-from .quant_flags import add_checkpoint_flags, add_format_flags, formats_of
+from .quant_flags import WEIGHT_FORMATS, add_checkpoint_flags, add_format_flags, formats_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,5 +88,5 @@ def run(options: argparse.Namespace) -> int:
     show_model(made, config.calib_samples)
     if texts is not None:
         loader.free_model()
-        write_report(options, texts)
+        write_report(options, texts, options.output, made)
     return 0

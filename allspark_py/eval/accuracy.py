@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from allspark.engine import Engine
 from allspark.eval.divergence import Comparison, compare
 from allspark.eval.files import Texts, to_texts
 from allspark.eval.opening import check_length, open_for_windows, open_reference
-from allspark.eval.report import write
+from allspark.eval.report import markdown_of, record_of, write_files
 from allspark.eval.text_perplexity import DEFAULT_CONTEXT
 from allspark.eval.windows import check_settings, cut_texts
 from allspark.model_loader import LLM
@@ -43,6 +43,8 @@ def write_accuracy(
     tokens: int | None = None,
     progress: Callable[[int], object] = lambda count: None,
     trust_remote_code: bool = False,
+    fallbacks: Mapping[str, str] | None = None,
+    upgrades: Sequence[str] = (),
 ) -> Comparison:
     """Compares a serialised model with the checkpoint that it was made of, which computes in
     float32, and writes accuracy.json and accuracy.md into the model's directory.
@@ -53,20 +55,34 @@ def write_accuracy(
         settings: those of the conversion, for the report.
         texts, context, tokens, progress: those of `perplexity`.
         trust_remote_code: run code that comes with the tokenizer.
+        fallbacks, upgrades: those of the `QuantizedModel`, which the files name.
 
     Raises:
         ValueError, OSError, OutOfMemoryError, AllSparkError: as `compare`, and where a model
             cannot be opened. Neither file is written then.
     """
     check_settings(context, tokens)
-    found = to_texts(texts)
+    found, folder = to_texts(texts), Path(model).expanduser()
     engine, config = Engine(), EngineConfig(trust_remote_code=trust_remote_code)
     with contextlib.ExitStack() as opened:
-        own = open_for_windows(str(model), config, context, "model", engine)
+        own = open_for_windows(str(folder), config, context, "model", engine)
         opened.callback(own.close)
         reference = open_reference(source, config, context, engine)
         opened.callback(reference.close)
         result = compare(own, reference, found, context, tokens, None, progress)
-    folder = Path(model)
-    write(result, settings, str(folder / JSON_NAME), str(folder / MARKDOWN_NAME))
+    fallbacks, upgrades = dict(fallbacks or {}), list(upgrades)
+    record = record_of(result, settings) | {"fallbacks": fallbacks, "upgrades": upgrades}
+    page = markdown_of(result, settings) + _of_weights(fallbacks, upgrades)
+    write_files(record, page, str(folder / JSON_NAME), str(folder / MARKDOWN_NAME))
     return result
+
+
+def _of_weights(fallbacks: Mapping[str, str], upgrades: Sequence[str]) -> str:
+    """The end of the page: the weights that are not as the others are."""
+    lines = []
+    if fallbacks:
+        lines += ["", "## Weights with searched scales", "", "| weight | reason |", "|---|---|"]
+        lines += [f"| {weight} | {reason} |" for weight, reason in fallbacks.items()]
+    if upgrades:
+        lines += ["", "## Weights that became int8", "", *(f"- {weight}" for weight in upgrades)]
+    return "".join(f"{line}\n" for line in lines)

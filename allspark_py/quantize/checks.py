@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from allspark.model_loader.convert import Plan, read_rows
-from allspark.model_loader.native import required_of
+from allspark.model_loader.convert import read_rows
+from allspark.model_loader.native import RequiredTensor, required_of
 from allspark.quantize.arrays import check_finite
 from allspark.quantize.layers import LayerSource
 
@@ -15,23 +17,28 @@ _STORED_BITS = {"uint4": 4, "uint8": 8, "bfloat16": 16, "float16": 16}  # of a m
 _WORK_BITS = {"uint4": 8, "uint8": 8}  # of a finished layer
 
 
-def check_space(plan: Plan, output: Path, work: Path) -> None:
+def model_bytes(spec: Any, more_bits: float = 0) -> int:
+    """Of the engine's own file of a model; `more_bits`: that its weights have beside their
+    formats."""
+    return math.ceil((_bits(required_of(spec), _STORED_BITS) + more_bits) / 8)
+
+
+def check_space(spec: Any, needed: int, output: Path, work: Path) -> None:
     """Raises OSError unless there is room for the finished layers, without those that `work` has
-    already, and for the model."""
-    bits = 0
-    for tensor in required_of(plan.spec):
-        of_element = _STORED_BITS.get(tensor.dtype, 32)
-        if tensor.name.startswith("layers."):
-            of_element += _WORK_BITS.get(tensor.dtype, 32)
-        bits += math.prod(tensor.shape) * of_element
+    already, and for the `needed` bytes of the model."""
+    layers = [tensor for tensor in required_of(spec) if tensor.name.startswith("layers.")]
     used = sum(path.stat().st_size for path in work.glob("*")) if work.is_dir() else 0
-    needed = max(bits // 8 - used, 0)
+    needed = max(needed + _bits(layers, _WORK_BITS) // 8 - used, 0)
     place = output.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OSError(f"output is {str(output)!r}, with {free} bytes free; {needed} are needed")
+
+
+def _bits(tensors: list[RequiredTensor], of_type: Mapping[str, int]) -> int:
+    return sum(math.prod(tensor.shape) * of_type.get(tensor.dtype, 32) for tensor in tensors)
 
 
 def check_others(source: LayerSource) -> None:

@@ -63,7 +63,8 @@ def weight_effects(
         threads: 0: all cores. They do not change the result.
 
     Raises:
-        ValueError: a number is not finite.
+        ValueError: a number of a layer, of a weight's input or of the logits is not finite.
+            Tensors outside layers are not looked at (checks.py).
     """
     with workers(threads) as pool:
         return _Effects(plan, ids, threads, pool).run(progress)
@@ -139,17 +140,21 @@ class _Effects:
         sums = np.zeros(len(self._changed))
         for sequence in range(self._stream.num_sequences):
             part = slice(sequence, sequence + 1)
-            exact = _log_probabilities(
-                _logits(runner, self._stream.rows[part], self._spec.vocab_size)
-            )
+            logits = _logits(runner, self._stream.rows[part], self._spec.vocab_size)
+            exact = _log_probabilities(logits, f"sequence {sequence}")
             weights = np.exp(exact)
             for begin in range(0, len(self._changed), _AT_ONCE):
-                logits = [
-                    _logits(runner, changed[part], self._spec.vocab_size)
-                    for changed in self._changed[begin : begin + _AT_ONCE]
+                batch = slice(begin, begin + _AT_ONCE)
+                changed = [
+                    _logits(runner, each[part], self._spec.vocab_size)
+                    for each in self._changed[batch]
                 ]
-                found = self._pool.map(functools.partial(_divergence, exact, weights), logits)
-                sums[begin : begin + len(logits)] += list(found)
+                places = [
+                    f"sequence {sequence}, with {effect.weight} quantised"
+                    for effect in self._effects[batch]
+                ]
+                divergence = functools.partial(_divergence, exact, weights)
+                sums[batch] += list(self._pool.map(divergence, changed, places))
         tokens = self._stream.num_sequences * self._stream.length
         return [float(each) / tokens for each in sums]
 
@@ -192,17 +197,26 @@ def _logits(runner: LayerRunner, rows: Floats, vocab_size: int) -> Floats:
     return logits[0]
 
 
-def _log_probabilities(logits: Floats) -> Floats:
-    """In place."""
-    logits -= logits.max(axis=1, keepdims=True)
-    sums = np.exp(logits).sum(axis=1, dtype=np.float64, keepdims=True)
-    logits -= np.log(sums).astype(np.float32)
+def _log_probabilities(logits: Floats, place: str) -> Floats:
+    """In place.
+
+    Raises:
+        ValueError: one is not finite; the message begins with the `place`, and names the token.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits -= logits.max(axis=1, keepdims=True)
+        sums = np.exp(logits).sum(axis=1, dtype=np.float64, keepdims=True)
+        logits -= np.log(sums).astype(np.float32)
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
+        token = int(np.argmin(finite))
+        raise ValueError(f"{place}: the logits after token {token} are not finite")
     return logits
 
 
-def _divergence(exact: Floats, weights: Floats, logits: Floats) -> float:
+def _divergence(exact: Floats, weights: Floats, logits: Floats, place: str) -> float:
     """The sum over tokens; `exact` are log-probabilities, and `weights` the probabilities."""
-    own = _log_probabilities(logits)
+    own = _log_probabilities(logits, place)
     np.subtract(exact, own, out=own)
     own *= weights
     return float(own.sum(dtype=np.float64))

@@ -40,11 +40,14 @@ _TABLES = ("embedding", "position_embedding")
 
 def check_export(
     plan: Plan, config: QuantizeConfig, loader: HuggingFaceModel, output: Path, save_format: str
-) -> None:
-    """Raises the ValueErrors of export_checkpoint; asked before any work is done."""
+) -> int:
+    """Raises the ValueErrors of export_checkpoint; asked before any work is done. Returns the bytes
+    of all tensors."""
     check_exportable(plan, config, save_format)
     export = _Export(plan, None, scheme_of(plan, config, save_format), loader, save_format)
-    check_directory(loader, export.config(), list(export.outputs()), output)
+    outputs = list(export.outputs())
+    check_directory(loader, export.config(), outputs, output)
+    return sum(each.nbytes for each in outputs)
 
 
 def export_checkpoint(

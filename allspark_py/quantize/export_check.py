@@ -36,6 +36,8 @@ def check_exportable(plan: Plan, config: QuantizeConfig, save_format: str) -> No
     for place in places_of(plan):
         if place.target in quantized:
             problem = module_problem(place, multiple)
+            if problem is not None:
+                problem += "; leave it out with modules_to_not_convert"
         elif config.has_awq or config.smooth is not None:
             problem = _float_problem(place)
         if problem is not None:
@@ -88,30 +90,25 @@ def _words(quant: Any) -> str:
     return f"{kind}{quant.bits} in {groups}{activations}"
 
 
-_LEAVE = "; leave it out with modules_to_not_convert"
-
-
 def module_problem(place: Place, multiple: int) -> str | None:
     """Why a part of a quantised weight is no module's."""
     source, rule = place.part.source, place.part.rule
     if rule.transform is not None:
-        return f"cannot be quantised, since {place.target!r} is computed from it{_LEAVE}"
+        return f"cannot be quantised, since {place.target!r} is computed from it"
     if rule.transposed or isinstance(source, OutputsFirst):
         return (
             "is a matrix whose module stores input features as rows; those of nn.Linear alone can "
-            f"be quantised{_LEAVE}"
+            "be quantised"
         )
     if len(source.shape) != 2:
         return (
             f"has shape {list(source.shape)}, all experts in one tensor; matrices of single "
-            f"experts alone can be quantised{_LEAVE}"
+            "experts alone can be quantised"
         )
     if not place.is_module:
-        return f"is not the weight of a module in the checkpoint, and cannot be quantised{_LEAVE}"
+        return "is not the weight of a module in the checkpoint, and cannot be quantised"
     if source.shape[0] % multiple:
-        return (
-            f"has {source.shape[0]} output features; they must be a multiple of {multiple}{_LEAVE}"
-        )
+        return f"has {source.shape[0]} output features; they must be a multiple of {multiple}"
     return None
 
 

@@ -17,17 +17,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.export import Companions
+from allspark.model_loader.export import Companions, temporary_file
 from allspark.model_loader.safetensors_file import DTYPES
 from allspark.model_loader.spec import model_type_of
 from allspark.model_loader.storage import ELEMENT_TYPES, TensorEntry, round_float32
+from allspark.quantize.source import check_no_others
 from numpy.typing import NDArray
 
 MAX_SHARD_BYTES = 4_000_000_000
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-# Files that loaders would take instead of ours, or beside them.
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 _NAMES = {own: name for name, own in DTYPES.items()}
 
 
@@ -73,8 +72,9 @@ def write_checkpoint(
     loader's checkpoint. Returns the files with weights.
 
     Raises:
-        ValueError: the directory holds other weights. OSError: files cannot be written.
+        ValueError: check_directory refuses. OSError: files cannot be written.
     """
+    check_directory(loader, quantization_config, outputs, output)
     output.mkdir(parents=True, exist_ok=True)
     with _companions(loader, quantization_config, output).written():
         return write_files(outputs, output)
@@ -86,9 +86,10 @@ def check_directory(
     outputs: Sequence[Output],
     output: Path,
 ) -> None:
-    """Raises ValueError where write_checkpoint would, since the directory holds other weights."""
+    """Raises where the directory holds another model. Files of weights that have the names of ours
+    are replaced only beside the same config.json and tokenizer: they are of an earlier result."""
+    check_no_others(output, _names(len(_shards(outputs, MAX_SHARD_BYTES))))
     _companions(loader, quantization_config, output).check()
-    _check_no_others(output, _names(len(_shards(outputs, MAX_SHARD_BYTES))))
 
 
 def _companions(
@@ -111,26 +112,20 @@ def write_files(
     tensor is never split). Files get their names when all are complete.
 
     Raises:
-        ValueError: other weights are there.
         OSError: there is not enough space.
     """
     shards = _shards(outputs, max_bytes)
     written = _names(len(shards))
-    _check_no_others(directory, written)
     _check_space(directory, sum(output.nbytes for output in outputs))
-    partials = [directory / f".{name}.{os.getpid()}.tmp" for name in written]
-    try:
-        for partial, shard in zip(partials, shards, strict=False):
-            with partial.open("wb") as file:
-                _write(file, shard)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(temporary_file(directory, name)) for name in written]
+        for file, shard in zip(files, shards, strict=False):
+            _write(file, shard)
         if len(shards) > 1:
-            partials[-1].write_text(_index(written, shards), encoding="utf-8")
-        for partial, name in zip(partials, written, strict=True):
-            partial.replace(directory / name)
-    finally:
-        for partial in partials:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+            files[-1].write(_index(written, shards).encode())
+            files[-1].flush()
+        for file, name in zip(files, written, strict=True):
+            os.replace(file.name, directory / name)
     return [directory / name for name in written]
 
 
@@ -152,16 +147,6 @@ def _names(num_shards: int) -> list[str]:
         return [_SINGLE]
     names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
     return [*names, _INDEX]
-
-
-def _check_no_others(directory: Path, written: Sequence[str]) -> None:
-    for pattern in _WEIGHT_FILES:
-        for path in sorted(directory.glob(pattern)):
-            if path.name not in written:
-                raise ValueError(
-                    f"output is {str(directory)!r}, which holds {path.name}, which loaders would "
-                    f"mix up with {written[0]}; remove it, or choose another directory"
-                )
 
 
 def _check_space(directory: Path, needed: int) -> None:

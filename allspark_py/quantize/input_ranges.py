@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from allspark.eval.files import Text
 from allspark.model_loader import HuggingFaceModel
+from allspark.model_loader.export import INPUT_RANGES
 from allspark.pipeline.fields import whole
 from allspark.quantize.calibration import read_ids
+from allspark.quantize.checks import check_others
 from allspark.quantize.layers import LayerSource, quantizable
 from allspark.quantize.moves import has_experts
 from allspark.quantize.stream import Stream
 from allspark.whole_file import write_whole
 from numpy.typing import NDArray
-
-FILE_NAME = "inputs_stats.safetensors"
 
 
 def write_input_ranges(
@@ -38,7 +38,9 @@ def write_input_ranges(
     whole(1)("calib_samples", samples)
     plan = loader.plan()
     source = LayerSource(plan)
-    stream = Stream(plan.spec, source, read_ids(loader, texts, samples, length), threads=0)
+    ids = read_ids(loader, texts, samples, length)
+    check_others(source)
+    stream = Stream(plan.spec, source, ids, threads=0)
     found: dict[str, NDArray[np.generic]] = {}
     for layer in range(plan.spec.num_layers):
         tensors = source.layer(layer)
@@ -53,7 +55,7 @@ def write_input_ranges(
             found[f"{weight}.absmax"] = np.array(inputs.max_abs)
         stream.advance(layer, tensors, {})
         progress(layer + 1, plan.spec.num_layers)
-    path = Path(output).expanduser() / FILE_NAME
+    path = Path(output).expanduser() / INPUT_RANGES
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, save(found))
     return path

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from allspark.eval.facts import CheckpointFacts, checkpoint_facts
 from allspark.eval.files import TextFacts, Texts, to_texts
 from allspark.eval.windows import check_settings
 from allspark.model_loader import HuggingFaceModel
 from allspark.quantize.calibration import read_ids
+from allspark.quantize.checks import check_others
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.effects import Effect, weight_effects
+from allspark.quantize.layers import LayerSource
 from allspark.quantize.source import open_checkpoint
 
 DEFAULT_TOKENS = 1024
@@ -76,11 +77,12 @@ def checkpoint_effects(
     plan = loader.plan(config.customized_quant_config())
     found = to_texts(texts)
     ids = read_ids(loader, found, tokens // context, context, field="context")
+    check_others(LayerSource(plan))
     effects = weight_effects(plan, ids, threads, progress)
     return LayerEffects(
         model=checkpoint_facts(loader),
         texts=[text.facts for text in found],
         context=context,
         num_sequences=len(ids),
-        weights=sorted(effects, key=lambda effect: -np.nan_to_num(effect.kl_divergence)),
+        weights=sorted(effects, key=lambda effect: -effect.kl_divergence),
     )

@@ -17,7 +17,7 @@ from allspark.quantize.blocked_fp8 import blocked_fp8
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.input_ranges import write_input_ranges
 from allspark.quantize.quantizer import QuantizedModel, quantize_checkpoint
-from allspark.quantize.source import open_checkpoint
+from allspark.quantize.source import check_output, open_checkpoint
 
 DEFAULT_WORK_DIR = "./work_dir"
 DEFAULT_DATASET = "wikitext2"
@@ -55,6 +55,7 @@ def auto_awq(
     *,
     calib_dir: str | None = None,
     progress: Progress = _silent,
+    **fields: Any,
 ) -> QuantizedModel:
     """Quantises weights to 4 (or 8) bits by AWQ; without samples, by the search of scales.
 
@@ -62,6 +63,7 @@ def auto_awq(
         calib_dataset: the path of a text, or the name of one in `calib_dir`.
         calib_seqlen: tokens of a sample; None: 2048, or the model's length if that is less.
         w_sym: int4 instead of uint4.
+        fields: others of QuantizeConfig, as group_settings, modules_to_not_convert or requantize.
 
     Raises:
         TypeError, ValueError, OSError: as quantize_model. FileNotFoundError: there is no such text.
@@ -80,6 +82,7 @@ def auto_awq(
         method="awq" if calib_samples else "search",
         weight_format=_weight_format(w_bits, symmetric=w_sym),
         group_size=w_group_size,
+        **fields,
     )
 
 
@@ -99,6 +102,7 @@ def auto_gptq(
     *,
     calib_dir: str | None = None,
     progress: Progress = _silent,
+    **fields: Any,
 ) -> QuantizedModel:
     """Quantises weights to int4 (or int8) by GPTQ; without samples, by the search of scales.
     Arguments and errors as those of auto_awq."""
@@ -116,6 +120,7 @@ def auto_gptq(
         method="gptq" if calib_samples else "search",
         weight_format=_weight_format(w_bits, symmetric=True),
         group_size=w_group_size,
+        **fields,
     )
 
 
@@ -136,6 +141,7 @@ def smooth_quant(
     *,
     calib_dir: str | None = None,
     progress: Progress = _silent,
+    **fields: Any,
 ) -> QuantizedModel:
     """Quantises weights and activations to int8, smoothed with alpha 0.5; without samples, not
     smoothed. Arguments and errors as those of auto_awq."""
@@ -160,6 +166,7 @@ def smooth_quant(
         group_size=0,
         compute_method="activate_quant",
         smooth=_SMOOTH if calib_samples else None,
+        **fields,
     )
 
 
@@ -185,9 +192,10 @@ def calibrate(
     del device, batch_size, search_scale
     download = _download(revision, download_dir, trust_remote_code)
     loader = open_checkpoint(model, None, _data_type(dtype), **download)
+    output = check_output(work_dir, loader)
     texts = to_texts([dataset_file(calib_dataset, calib_dir)])
     length = _length(calib_seqlen, loader)
-    return write_input_ranges(loader, work_dir, texts, calib_samples, length, progress)
+    return write_input_ranges(loader, output, texts, calib_samples, length, progress)
 
 
 def dataset_file(name: str, folder: str | None) -> Path:

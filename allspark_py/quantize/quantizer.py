@@ -17,20 +17,24 @@ from allspark.eval.accuracy import remove_accuracy
 from allspark.eval.files import Texts, to_texts
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.convert import Plan
-from allspark.model_loader.native import required_of
 from allspark.model_loader.spec import Part, Weight
 from allspark.pipeline.fields import whole
 from allspark.quantize.calibration import read_ids
-from allspark.quantize.checks import check_others, check_space
+from allspark.quantize.checks import check_others, check_space, model_bytes
 from allspark.quantize.config import QuantizeConfig
 from allspark.quantize.effects import weight_effects
 from allspark.quantize.export import check_export, export_checkpoint
 from allspark.quantize.layers import LayerSource, formats_of
 from allspark.quantize.solver import LayerSolver
-from allspark.quantize.source import check_floats, check_output, open_checkpoint
+from allspark.quantize.source import (
+    check_floats,
+    check_output,
+    check_serialised_target,
+    open_checkpoint,
+)
 from allspark.quantize.statistics import LayerStatistics
 from allspark.quantize.stream import Stream
-from allspark.quantize.target_bits import HIGH_FORMAT, choose_upgrades
+from allspark.quantize.target_bits import HIGH_FORMAT, choose_upgrades, room_for, weight_bits
 from allspark.quantize.work import FOLDER, Work
 from allspark.quantize.workers import workers
 from numpy.typing import NDArray
@@ -49,6 +53,8 @@ class QuantizedModel:
     num_samples: int  # calibration sequences that there were
     # Weights that fell back to `search`, and why.
     fallbacks: dict[str, str] = field(default_factory=dict)
+    # Weights that `target_bits` made int8.
+    upgrades: list[str] = field(default_factory=list)
 
 
 def quantize_model(
@@ -130,18 +136,17 @@ def quantize_checkpoint(
         check_floats(loader, ", or set requantize")
     folder = check_output(output, loader)
     plan = loader.plan(config.customized_quant_config())
-    check_space(plan, folder, folder / FOLDER)
-    if save_format == SAVE_FORMAT:
-        loader.check_target(folder)
-    else:
-        check_export(plan, config, loader, folder, save_format)
+    needed = _check_model(plan, config, loader, folder, save_format)
+    check_space(plan.spec, needed, folder, folder / FOLDER)
     ids, digests = _calibration(loader, config, texts)
     settings = _settings(config, plan, ids, digests)
     check_others(LayerSource(plan))
     work = Work(folder / FOLDER, settings, resume)
+    upgrades: list[str] = []
     if config.target_bits is not None:
         assert ids is not None
-        plan = _mixed_plan(loader, config, plan, ids, work, threads)
+        upgrades = _upgrades(config.target_bits, plan, ids, work, threads)
+        plan = _mixed_plan(loader, config, upgrades)
     fallbacks = _Quantizer(config, plan, work, threads, progress).run(
         ids if config.reads_inputs else None
     )
@@ -151,7 +156,19 @@ def quantize_checkpoint(
         paths = export_checkpoint(plan, work, config, loader, folder, save_format)
     work.remove()
     remove_accuracy(folder)
-    return QuantizedModel(paths, 0 if ids is None else len(ids), fallbacks)
+    return QuantizedModel(paths, 0 if ids is None else len(ids), fallbacks, upgrades)
+
+
+def _check_model(
+    plan: Plan, config: QuantizeConfig, loader: HuggingFaceModel, folder: Path, save_format: str
+) -> int:
+    """Raises ValueError if there can be no such model, or not in this directory. Returns the bytes
+    of its weights."""
+    if save_format != SAVE_FORMAT:
+        return check_export(plan, config, loader, folder, save_format)
+    check_serialised_target(folder, loader)
+    target = config.target_bits
+    return model_bytes(plan.spec, room_for(weight_bits(plan.spec), target) if target else 0)
 
 
 def _calibration(
@@ -167,26 +184,25 @@ def _calibration(
     return ids, [text.facts.sha256 for text in found]
 
 
-def _mixed_plan(
-    loader: HuggingFaceModel,
-    config: QuantizeConfig,
-    plan: Plan,
-    ids: NDArray[np.int32],
-    work: Work,
-    threads: int,
-) -> Plan:
-    """The plan with 8 bits for as many weights as `target_bits` allows."""
+def _upgrades(
+    target_bits: float, plan: Plan, ids: NDArray[np.int32], work: Work, threads: int
+) -> list[str]:
+    """As many weights as `target_bits` allows to be HIGH_FORMAT."""
 
     def choose() -> list[str]:
-        assert config.target_bits is not None
         sequences = max(_EFFECT_TOKENS // ids.shape[1], 1)
-        effects = weight_effects(plan, ids[:sequences], threads)
-        features = {
-            tensor.name: tensor.shape[1] for tensor in required_of(plan.spec) if tensor.quantizable
+        divergences = {
+            effect.weight: effect.kl_divergence
+            for effect in weight_effects(plan, ids[:sequences], threads)
         }
-        return choose_upgrades(effects, features, config.target_bits)
+        return choose_upgrades(weight_bits(plan.spec), divergences, target_bits)
 
-    chosen = {f"^{re.escape(name)}$": HIGH_FORMAT for name in work.remembered("upgrades", choose)}
+    return work.remembered("upgrades", choose)
+
+
+def _mixed_plan(loader: HuggingFaceModel, config: QuantizeConfig, upgrades: list[str]) -> Plan:
+    """The plan with these weights in HIGH_FORMAT."""
+    chosen = {f"^{re.escape(name)}$": HIGH_FORMAT for name in upgrades}
     mixed = dataclasses.replace(
         config, format_settings={**chosen, **dict(config.format_settings or {})}
     )

@@ -1,10 +1,12 @@
-"""Opens what is quantised: checkpoints."""
+"""Opens what is quantised, checkpoints, and checks the directory of what becomes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from allspark.model_loader import HuggingFaceModel
+from allspark.model_loader.export import weight_files
 from allspark.model_loader.quantized import stores_integers
 from allspark.pipeline.model_source import model_name_of, open_loader
 
@@ -48,3 +50,21 @@ def check_output(output: str | Path, loader: HuggingFaceModel) -> Path:
     if path.resolve() == source.resolve():
         raise ValueError(f"output is {str(output)!r}; it must be another directory than the model")
     return path
+
+
+def check_serialised_target(directory: Path, loader: HuggingFaceModel) -> None:
+    """Raises where the checkpoint's serialised model would not be alone in a directory, or would
+    replace files of another one."""
+    check_no_others(directory, [f"{loader.safe_model_name}.asgraph"])
+    loader.check_target(directory)
+
+
+def check_no_others(directory: Path, own: Sequence[str]) -> None:
+    """Raises ValueError if a directory holds a model, or weights, other than the files `own`."""
+    graphs = sorted(path.name for path in directory.glob("*.asgraph"))
+    for name in [*graphs, *weight_files(directory)]:
+        if name not in own:
+            raise ValueError(
+                f"output is {str(directory)!r}, which holds {name}, which loaders would mix up "
+                f"with {own[0]}; remove it, or choose another directory"
+            )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from allspark.quantize.effects import Effect
+from allspark.model_loader.native import required_of
 from allspark.quantize.grid import WeightFormat
+from allspark.quantize.layers import formats_of
 
 HIGH_FORMAT = "int8"
 _SCALE_BITS = 16
 
 
 @dataclass(frozen=True)
-class _Upgrade:
+class WeightBits:
+    """What a quantised weight takes."""
+
     weight: str
-    extra_bits: int
-    benefit: float  # KL divergence for each extra bit
+    num_weights: int
+    own: int  # bits in its format
+    extra: int  # bits that it needs more as int8; 0: none
 
 
 def stored_bits(weight_format: WeightFormat, num_weights: int, in_features: int) -> int:
@@ -26,36 +32,54 @@ def stored_bits(weight_format: WeightFormat, num_weights: int, in_features: int)
     return num_weights * weight_format.bits + groups * (_SCALE_BITS + zero_bits)
 
 
-def choose_upgrades(
-    effects: Sequence[Effect], in_features: dict[str, int], target_bits: float
-) -> list[str]:
-    """The weights that become int8, in their order: those whose rounding costs most for each bit
-    that they need more, as long as the mean stays at most `target_bits`.
+def weight_bits(spec: Any) -> list[WeightBits]:
+    """Of all weights that a DecoderSpec quantises in layers, in their order."""
+    shapes = {tensor.name: tensor.shape for tensor in required_of(spec) if tensor.quantizable}
+    found = []
+    for layer in range(spec.num_layers):
+        for name, own in formats_of(spec, layer).items():
+            weight = f"layers.{layer}.{name}"
+            rows, features = shapes[weight]
+            high = replace(own, bits=8, asymmetric=False)
+            bits, most = (stored_bits(each, rows * features, features) for each in (own, high))
+            found.append(WeightBits(weight, rows * features, bits, max(most - bits, 0)))
+    return found
+
+
+def room_for(weights: Sequence[WeightBits], target_bits: float) -> float:
+    """The bits that weights may get more, until their mean is `target_bits`.
 
     Raises:
-        ValueError: the mean is larger where all weights stay as they are.
+        ValueError: the mean is larger where all weights stay as they are, or smaller where all have
+            8 bits.
     """
-    total = sum(effect.num_weights for effect in effects)
-    used, upgrades = 0, []
-    for effect in effects:
-        high = replace(effect.format, bits=8, asymmetric=False)
-        features = in_features[effect.weight]
-        own = stored_bits(effect.format, effect.num_weights, features)
-        extra = stored_bits(high, effect.num_weights, features) - own
-        used += own
-        if extra > 0:
-            upgrades.append(_Upgrade(effect.weight, extra, effect.kl_divergence / extra))
-    if used > target_bits * total:
+    total = sum(each.num_weights for each in weights)
+    own = sum(each.own for each in weights)
+    most = own + sum(each.extra for each in weights)
+    if not own <= target_bits * total <= most:
+        # Rounded into the range.
+        low, high = math.ceil(1000 * own / total) / 1000, math.floor(1000 * most / total) / 1000
         raise ValueError(
-            f"target_bits is {target_bits}; it must be at least {used / total:.3f}, what the "
-            "weights have in their format"
+            f"target_bits is {target_bits}; it must be in [{low:.3f}, {high:.3f}], from what the "
+            f"weights have in their format to what they have in {HIGH_FORMAT}"
         )
-    chosen = set(_fitting(upgrades, target_bits * total - used))
-    return [effect.weight for effect in effects if effect.weight in chosen]
+    return target_bits * total - own
 
 
-def _fitting(upgrades: Iterable[_Upgrade], room: float) -> Iterable[str]:
-    for upgrade in sorted(upgrades, key=lambda each: -each.benefit):
-        if upgrade.extra_bits <= room:
-            room -= upgrade.extra_bits
-            yield upgrade.weight
+def choose_upgrades(
+    weights: Sequence[WeightBits], divergences: Mapping[str, float], target_bits: float
+) -> list[str]:
+    """The weights that become int8, in their order: those whose rounding costs most (`divergences`,
+    by weight) for each bit that they need more, as long as the mean stays at most `target_bits`.
+
+    Raises:
+        ValueError: as room_for.
+    """
+    room = room_for(weights, target_bits)
+    chosen = set()
+    upgrades = [each for each in weights if each.extra > 0]
+    for each in sorted(upgrades, key=lambda each: -divergences[each.weight] / each.extra):
+        if each.extra <= room:
+            room -= each.extra
+            chosen.add(each.weight)
+    return [each.weight for each in weights if each.weight in chosen]

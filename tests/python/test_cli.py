@@ -12,8 +12,10 @@ import sys
 import httpx
 import numpy as np
 import pytest
+import yaml
 from allspark.cli import engine_flags, main
 from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
+from allspark.model_loader.export import read_graph
 from allspark.pipeline import EngineConfig, model_source
 from support.checkpoints import shared_data, write_checkpoint
 from support.quantized import CONFIG
@@ -42,8 +44,9 @@ def test_convert_writes_what_the_loader_writes(checkpoint, tmp_path, capsys):
 def test_options_are_those_of_the_quantiser(checkpoint, tmp_path):
     options = ("--weight-format", "int4", "--group-size", "32", "--activate-quant", "--lm-head",
                "int8", "--data-type", "float32", "--name", "n", "--activation-group-size",
-               "32")  # fmt: skip
+               "32", "--search")  # fmt: skip
     assert convert(checkpoint, tmp_path / "out", *options) == 0
+    assert read_graph(tmp_path / "out" / "n.asgraph").build.options["search"] == "true"
     spec = DashInferModel(str(tmp_path / "out" / "n")).decoder_spec()
     quants = {quant.tensor: quant for quant in spec.weight_quant}
     assert len(quants) == 9 and quants["lm_head"].bits == 8 and spec.compute_type == 1
@@ -78,6 +81,36 @@ def test_convert_refuses_what_is_serialised(checkpoint, tmp_path, capsys):
         assert convert(source, tmp_path / "again") == 1
         assert f"{source} is serialised already; give its checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+def test_convert_refuses_the_folder_of_another_model(checkpoint, tmp_path, capsys):
+    assert convert(checkpoint, tmp_path / "out") == 0
+    other = write_checkpoint(tmp_path / "other", config={**CONFIG, "rope_theta": 5000.0})
+    for folder, name, message in (
+        (checkpoint, "tiny", "it must be another directory than the model"),
+        (other, "tiny", "which holds model.safetensors, which loaders would mix up with tiny.asg"),
+        (tmp_path / "out", "q4", "which holds tiny.asgraph, which loaders would mix up with q4.as"),
+    ):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert convert(checkpoint, folder, "--name", name) == 1
+        err = capsys.readouterr().err
+        assert f"output is {str(folder)!r}" in err and message in err
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert convert(checkpoint, tmp_path / "out", "--weight-format", "int8") == 0
+
+
+def test_patterns_say_what_single_weights_become(checkpoint, tmp_path, capsys):
+    options = ["--weight-format", "int4", "--group-size", "64"]
+    assert convert(checkpoint, tmp_path / "out", *options) == 1
+    assert "set another for it in group_settings" in capsys.readouterr().err
+    options += ["--group-settings", r"\.down$=32", "--format-settings", r"\.o$=int8"]
+    options += ["--modules-to-not-convert", "qkv"]
+    assert convert(checkpoint, tmp_path / "out", *options) == 0
+    quants = DashInferModel(str(tmp_path / "out")).decoder_spec().weight_quant
+    found = {quant.tensor: (quant.bits, quant.group_size) for quant in quants}
+    assert {name: size for name, size in found.items() if name.startswith("layers.0.")} == {
+        "layers.0.o": (8, 64), "layers.0.gate_up": (4, 64), "layers.0.down": (4, 32),
+    }  # fmt: skip
 
 
 def test_the_result_is_a_whole_model(tmp_path):
@@ -171,7 +204,16 @@ def test_check_env_says_what_is_here(capsys, monkeypatch, tmp_path):
     assert re.search(r"^python +\d+\.\d+", out, re.MULTILINE) and "secret" not in out
     assert re.search(r"^ALLSPARK_CPU_ISA +reference$", out, re.MULTILINE)
     assert main(["check_env", "--dump-file", str(tmp_path / "env.json")]) == 0
-    assert json.loads((tmp_path / "env.json").read_text())["ALLSPARK_API_KEYS"] == "set"
+    found = json.loads((tmp_path / "env.json").read_text())
+    assert found["ALLSPARK_API_KEYS"] == "set"
+    for name in ("env.yml", "env.yaml"):
+        assert main(["check_env", "--dump-file", str(tmp_path / name)]) == 0
+        text = (tmp_path / name).read_text()
+        assert not text.startswith("{") and list(yaml.safe_load(text)) == list(found)
+    for name in ("env.pkl", "env"):
+        assert main(["check_env", "--dump-file", str(tmp_path / name)]) == 1
+        assert f"{name}'; it must end in .json, .yml or .yaml" in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
 
 
 # The command `chat`.
@@ -237,6 +279,29 @@ def test_chat_begins_with_a_system_prompt(demo_model, tmp_path, capsys, monkeypa
     system = [{"role": "system", "content": "Be brief."}]
     for path in (file, tmp_path / "saved.json.2"):
         assert json.loads(path.read_text()) == system
+
+
+def test_chat_asks_an_adapter(demo_model, repo_root, capsys, monkeypatch):
+    """The adapter reads every 2 as a 3."""
+
+    def answer(*flags):
+        typed = "/set temperature 0\nWhat is 12+35?\n\n/retry\n"
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        status = main(["chat", str(demo_model), *flags])
+        found = capsys.readouterr()
+        return status, found.out.split("= ")[1:], found.err
+
+    adapter = f"{repo_root}/examples/demo_adapter"
+    assert answer()[1] == ["47\n12 + 35 ", "47\n"]
+    for name in ([], ["--adapter-name", "threes"]):
+        _, found, _ = answer("--adapters", f"threes={adapter}", *name)
+        assert [each[:2] for each in found] == ["48", "48"]
+    two = ["--adapters", f"a={adapter}", f"b={adapter}"]
+    assert answer(*two, "--adapter-name", "b")[1][0].startswith("48")
+    status, _, err = answer(*two)
+    assert status == 1 and "--adapters has a, b; --adapter-name must say which one" in err
+    status, _, err = answer("--adapter-name", "a")
+    assert status == 1 and "must be one of --adapters, of which there are none" in err
 
 
 # Flags of the engine.

@@ -269,6 +269,26 @@ def test_a_conversion_reports_what_it_cost(demo_model, text, tmp_path, capsys):
     assert f"{found.perplexity.value:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "--output"],
+        ["quantize", "--method", "rtn", "--output"],
+        ["lite", "blocked_fp8", "--work-dir"],
+    ],
+)
+def test_folders_in_the_home_may_be_named_with_a_tilde(
+    demo_model, text, tmp_path, monkeypatch, command
+):
+    """No shell replaces one after an equals sign."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    *command, flag = command
+    arguments = [*command, str(demo_model), f"{flag}=~/made", "--report", str(text)]
+    assert main([*arguments, "--report-context", "64", "--report-tokens", "64"]) == 0
+    assert (tmp_path / "made" / "accuracy.json").is_file() and not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize("command", [["convert"], ["quantize", "--method", "rtn"]])
 def test_a_report_with_a_tokenizer_that_is_code(demo_model, text, tmp_path, monkeypatch, command):
     """Nothing but the model that was made is needed to read it."""
@@ -309,7 +329,14 @@ def test_a_new_model_removes_the_report_of_an_older_one(demo_model, tmp_path, co
     assert not list(tmp_path.glob("accuracy.*")) and (tmp_path / "notes.md").exists()
 
 
-@pytest.mark.parametrize("command", [["convert"], ["quantize", "--method", "rtn"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "--output"],
+        ["quantize", "--method", "rtn", "--output"],
+        ["lite", "auto_awq", "--calib-samples", "0", "--work-dir"],
+    ],
+)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -326,7 +353,7 @@ def test_a_report_is_refused_before_the_conversion(
     out, short = tmp_path / "out", tmp_path / "short.txt"
     short.write_text("1+2")
     given = [each.format(text=text, short=short) for each in arguments]
-    assert main([*command, str(demo_model), "--output", str(out), *given]) == 1
+    assert main([*command, str(out), str(demo_model), *given]) == 1
     assert message in capsys.readouterr().err and not out.exists()
 
 

@@ -579,6 +579,10 @@ def test_companions_of_another_model_are_kept(tmp_path, fake_native):
     loader = HuggingFaceModel(str(tmp_path / "b"), "b").load_model()
     with pytest.raises(ModelSerializerException, match=r"another model \(a.asgraph\)"):
         loader.serialize_to_path(None, str(tmp_path))
+    # Those of a checkpoint, too; beside its own a model may lie.
+    with pytest.raises(ModelSerializerException, match=r"another model \(model.safetensors\)"):
+        loader.serialize_to_path(None, str(tmp_path / "a"))
+    loader.serialize_to_path(None, str(tmp_path / "b"))
 
 
 def test_serialize_chooses_the_target(tmp_path, fake_native):

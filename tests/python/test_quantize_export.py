@@ -5,6 +5,7 @@ hold is refused before any work.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import re
@@ -26,7 +27,9 @@ import test_architectures as parity  # noqa: E402
 from allspark.eval import Text  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
 from allspark.quantize import QuantizeConfig, export, export_files, quantize_model  # noqa: E402
+from allspark.quantize.blocked_fp8 import blocked_fp8  # noqa: E402
 from allspark.quantize.work import Work  # noqa: E402
+from safetensors import safe_open  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 NAME = parity.NAME
@@ -320,6 +323,27 @@ def test_large_checkpoints_are_split(tmp_path, quantized, monkeypatch):
     assert sorted(tmp_path.glob("exported/.*")) == []
 
 
+def test_what_a_killed_export_left_is_removed(tmp_path):
+    values = np.arange(6, dtype=np.float32)
+    output = export_files.Output("a", "float32", values.shape, lambda: values)
+    leftovers = [tmp_path / f".model.safetensors.{end}.tmp" for end in ("1", "1-0", "1-1")]
+    for path in leftovers:
+        path.write_text("a part")
+    with leftovers[-1].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # of a process that is alive
+        export_files.write_files([output], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        leftovers[-1].name, "model.safetensors",
+    ]  # fmt: skip
+
+
+def test_an_export_that_fails_leaves_no_file(tmp_path):
+    output = export_files.Output("a", "float32", (6,), lambda: np.zeros(5, np.float32))
+    with pytest.raises(AssertionError):
+        export_files.write_files([output], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_the_checkpoints_own_code_is_copied_if_it_is_trusted(tmp_path, trusted):
     source = checkpoint("llama", tmp_path / "source")
@@ -410,27 +434,78 @@ def test_a_scaled_tensor_without_an_inverse_is_refused(tmp_path):
     export.check_exportable(plan, replace(config, method="gptq"), "gptq")
 
 
+# Float8.
+
+
+@pytest.mark.parametrize("row", ["llama", "phi3", "mixtral", "deepseek-v2", "starcoder2"])
+def test_float8_weights_are_those_that_torch_decodes(tmp_path, row):
+    """Blocks of 32, so that there are several of each weight."""
+    source = checkpoint(row, tmp_path / "source")
+    (path,) = blocked_fp8(str(source), str(tmp_path / "fp8"), block_size=32)
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    ours, exact = weights_of(tmp_path / "fp8"), load_file(source / "model.safetensors")
+    with safe_open(path, "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    scales = {name: stored.pop(name) for name in list(stored) if name.endswith("_scale_inv")}
+    assert ours.keys() == stored.keys() == exact.keys()
+    matrices = {name.removesuffix(".weight") for name in exact if exact[name].ndim == 2}
+    rounded = {name.removesuffix(".weight_scale_inv") for name in scales}
+    # Tables, routers, and what two of the engine's tensors are computed from.
+    left = {name for name in matrices if re.search(r"embed|lm_head|\.gate$|\.kv_b_proj$", name)}
+    assert rounded == matrices - left and left <= set(config["modules_to_not_convert"])
+    for name, tensor in stored.items():
+        if f"{name}_scale_inv" not in scales:
+            assert tensor.dtype == torch.float32
+            np.testing.assert_array_equal(tensor.numpy(), exact[name], err_msg=name)
+            continue
+        scale = scales.pop(f"{name}_scale_inv").repeat_interleave(32, 0).repeat_interleave(32, 1)
+        scale = scale[: tensor.shape[0], : tensor.shape[1]]
+        theirs = (tensor.float() * scale).numpy()
+        np.testing.assert_array_equal(ours[name], theirs, err_msg=name)
+        # Numbers have 4 bits; those below the smallest normal one, 2^-6, have steps of 2^-9.
+        bound = np.maximum(np.abs(exact[name]) * 2.0**-4, scale.numpy() * 2.0**-10)
+        assert (np.abs(theirs - exact[name]) <= bound).all(), name
+    assert not scales
+
+
 # Other programs.
+
+
+# Fused projections, and experts and biases, in the formats that the others read of them: GPTQModel
+# takes apart what Phi-3 has fused.
+READ = [
+    *(("llama", *case) for case in CASES),
+    ("phi3", "compressed-tensors", "int4"),
+    ("qwen2-moe", "compressed-tensors", "int4"),
+    ("qwen2-moe", "gptq", "uint4"),
+    ("qwen2-moe", "awq", "uint4"),
+    *((row, "fp8", "blocks") for row in ("llama", "phi3", "qwen2-moe")),
+]
 
 
 @pytest.mark.slow
 def test_other_programs_read_the_same_weights(tmp_path, quantized):
-    """transformers with compressed-tensors, and GPTQModel."""
+    """transformers, alone and with compressed-tensors, and GPTQModel."""
     folder = environment("quantizers")
-    source = checkpoint("llama", tmp_path / "source", torch.bfloat16)
     directories = []
-    for save_format, case in CASES:
+    for row, save_format, case in READ:
+        source = tmp_path / row
+        if not source.exists():
+            checkpoint(row, source, torch.bfloat16)
+        directories.append(tmp_path / f"{row}-{save_format}-{case}")
+        if save_format == "fp8":
+            blocked_fp8(str(source), str(directories[-1]), block_size=32)
+            continue
         _, export_as = quantized(source, **FORMATS[save_format][case], method="awq")
-        directories.append(tmp_path / f"{save_format}-{case}")
         export_as(save_format, directories[-1])
     offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     run(folder, "read_checkpoint.py", *directories, cwd=tmp_path, **offline)
-    for directory in directories:
+    for directory, (_, save_format, _) in zip(directories, READ, strict=True):
         error = Path(f"{directory}.error")
         assert not error.exists(), f"{directory.name}: {error.read_text()}"
         theirs = load_file(f"{directory}.safetensors")
         # GPTQModel computes in float16.
-        kind = torch.bfloat16 if "compressed" in directory.name else torch.float16
+        kind = torch.float16 if save_format in ("gptq", "awq") else torch.bfloat16
         for name, values in weights_of(directory).items():
             rounded = torch.tensor(values).to(kind).float()
             np.testing.assert_array_equal(rounded, theirs[name], err_msg=f"{directory} {name}")

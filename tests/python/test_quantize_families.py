@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import re
+import shutil
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from support.parity import (
     logits_of,
     reference_for,
 )
-from support.quantize_oracle import divided, word_checkpoint, words
+from support.quantize_oracle import Serial, divergence_of, divided, word_checkpoint, words
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -34,11 +35,12 @@ from allspark.quantize import (  # noqa: E402
     quantize_model,
     solver,  # noqa: E402
 )
-from allspark.quantize.effects import head_runner  # noqa: E402
+from allspark.quantize.effects import head_runner, weight_effects  # noqa: E402
 from allspark.quantize.gptq import gptq  # noqa: E402
 from allspark.quantize.layers import LayerSource, formats_of, quantizable  # noqa: E402
 from allspark.quantize.moves import expert_rows, experts_of, moves  # noqa: E402
 from allspark.quantize.stream import Stream  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
 
 NAME = architectures.NAME
 VOCABULARY = architectures.BASE["vocab_size"]
@@ -487,12 +489,6 @@ def test_every_method_makes_a_model_and_gptq_a_better_one(tmp_path, made, row):
     assert errors["int8 smooth"] < 1.2 * errors["int8 rtn"]
 
 
-class Serial:
-    """An executor without threads."""
-
-    map = staticmethod(map)
-
-
 @pytest.mark.parametrize("method", ["awq+gptq", "gptq with smooth"])
 @pytest.mark.parametrize("row", ["llama-biases", "phi2", "qwen2-moe", "deepseek-v2-lite"])
 def test_gptq_sees_weights_and_inputs_after_their_scales(monkeypatch, made, row, method):
@@ -539,6 +535,21 @@ def test_gptq_sees_weights_and_inputs_after_their_scales(monkeypatch, made, row,
         lengths = np.sqrt(np.diagonal(expected[key].products).astype(np.float64))
         worst = 2 * 64 * 2.0**-24 * np.outer(lengths, lengths)
         assert (np.abs(products - expected[key].products) <= worst).all(), key
+
+
+@pytest.mark.parametrize("row", ["mixtral", "deepseek-v2", "gpt2"])
+def test_an_effect_is_that_of_a_model_with_one_weight_quantised(made, row):
+    """Of experts, latents and learned positions."""
+    of_row, ids = made(row), ids_of(row)
+    config = QuantizeConfig(**METHODS["rtn"])
+    plan = of_row.loader.plan(config.customized_quant_config())
+    effects = weight_effects(plan, ids, threads=1)
+    assert len(effects) == len(plan.spec.weight_quant)
+    for effect in effects:
+        expected = divergence_of(of_row.directory, config, effect.weight, ids.tolist())
+        # Found: 4e-8 from it at most; the effects are 1e-6 to 2e-3.
+        own = effect.kl_divergence
+        assert own == pytest.approx(expected, rel=1e-4, abs=1e-7), effect.weight
 
 
 @pytest.mark.parametrize("row", ["llama", "llama-tied", "gemma2", "gpt2", "mpt"])
@@ -607,6 +618,26 @@ def test_experts_with_few_tokens_fall_back_to_search_and_are_named(tmp_path, mad
         str(tmp_path / f"{NAME}.asgraph"), list(range(3, 43)), [], 2, "", 16
     )
     assert np.isfinite(logits).all()
+
+
+def test_an_expert_whose_input_is_not_finite_is_named(tmp_path, made):
+    """Rows of experts are of any tokens, so the message has a range of sequences."""
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(made("mixtral").directory, directory)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("w1", "w3"):  # gate and up, whose product is the input of the other
+        tensors[f"model.layers.1.block_sparse_moe.experts.2.{name}.weight"] *= np.float32(1e30)
+    save_file(tensors, path)
+    text = Text.of(words(np.random.default_rng(12), 512, VOCABULARY))
+    config = QuantizeConfig(**METHODS["gptq"], calib_samples=8, calib_seqlen=64)
+    match = (
+        r"^layer 1: the input of 'layers\.1\.experts_down' at expert 2 has a number that is not "
+        r"finite, in one of sequences \[0, \d+\)"
+    )
+    with pytest.raises(ValueError, match=match):
+        quantize_model(str(directory), tmp_path / "out", config, text, name=NAME)
+    assert not list((tmp_path / "out").glob("*.as*"))
 
 
 def test_experts_rows_are_views_of_their_own(made):

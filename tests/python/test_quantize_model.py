@@ -16,14 +16,23 @@ import numpy as np
 import pytest
 from support.checkpoints import llama_tensors, write_checkpoint
 from support.model_file import read_tensors
-from support.quantize_oracle import SMALL, small_checkpoint, small_tensors, words
+from support.quantize_oracle import SMALL, small_checkpoint, small_tensors, word_checkpoint, words
 
 native = pytest.importorskip("allspark._allspark")
 pytest.importorskip("tokenizers")
 
 from allspark.eval import Text  # noqa: E402
 from allspark.model_loader.errors import ModelSerializerException  # noqa: E402
-from allspark.quantize import QuantizeConfig, QuantizedModel, checks, quantize_model  # noqa: E402
+from allspark.quantize import (  # noqa: E402
+    QuantizeConfig,
+    QuantizedModel,
+    checks,
+    effects,
+    layer_effects,
+    lite,
+    quantize_model,
+    quantizer,
+)
 from allspark.quantize.work import FOLDER  # noqa: E402
 
 NAME = "m"
@@ -196,9 +205,20 @@ def test_target_bits_are_kept_and_used(finished):
     assert {quant.bits for quant in file.spec.weight_quant} == {4, 8}
 
 
-def test_target_bits_below_those_of_the_format_are_refused(source, tmp_path):
-    with pytest.raises(ValueError, match=r"target_bits is 4.5; it must be at least 4\.750"):
-        run(source, tmp_path, replace(CONFIG, target_bits=4.5))
+@pytest.mark.parametrize("bits", [4.5, 8.6, 12.0])
+def test_target_bits_that_no_choice_has_are_refused_before_the_work(
+    source, tmp_path, monkeypatch, bits
+):
+    monkeypatch.setattr(quantizer, "weight_effects", lambda *given: pytest.fail("measured"))
+    match = rf"target_bits is {bits}; it must be in \[4\.750, 8\.500\], from what the weights have"
+    refused(source, tmp_path, ValueError, match, replace(CONFIG, target_bits=bits))
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(4.75, {4}), (8.5, {8})])
+def test_target_bits_may_be_either_bound(source, tmp_path, bits, expected):
+    run(source, tmp_path, replace(CONFIG, method="rtn", target_bits=bits))
+    file, _ = read_tensors(tmp_path / f"{NAME}.asgraph")
+    assert {quant.bits for quant in file.spec.weight_quant} == expected
 
 
 # The same bytes.
@@ -441,8 +461,12 @@ def test_a_link_to_the_checkpoint_is_no_output(source, tmp_path):
 @pytest.mark.parametrize(
     ("save_format", "name", "match"),
     [
-        ("allspark", "other.asgraph", r"config.json: belongs to another model \(other.asgraph\)"),
-        ("gptq", "other.asgraph", r"config.json: belongs to another model \(other.asgraph\)"),
+        ("allspark", "other.asgraph", "holds other.asgraph, which loaders would mix up with m.asg"),
+        ("allspark", "model.safetensors", "holds model.safetensors, which loaders would mix up"),
+        ("allspark", "model.Q8_0.gguf", "holds model.Q8_0.gguf, which"),
+        ("gptq", "m.asgraph", "holds m.asgraph, which loaders would mix up with model.safetensors"),
+        ("gptq", "model.safetensors", r"config.json: belongs to another model \(model.safetensors"),
+        ("gptq", "consolidated.00.pth", "holds consolidated.00.pth, which"),
         ("gptq", "model-00001-of-00002.safetensors", "holds model-00001-of-00002.safetensors"),
         ("gptq", "pytorch_model.bin", "holds pytorch_model.bin, which loaders would mix up"),
     ],
@@ -456,6 +480,24 @@ def test_a_directory_of_another_model_is_refused_before_the_work(
     with pytest.raises((ValueError, ModelSerializerException), match=match):
         run(source, tmp_path, save_format=save_format, progress=lambda *done: pytest.fail("work"))
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("save_format", ["allspark", "gptq"])
+def test_an_earlier_result_is_replaced(source, tmp_path, save_format):
+    """A checkpoint where its config.json stays what it is, since it does not say what made it."""
+    fast = replace(CONFIG, method="rtn")
+    (first, *_) = run(source, tmp_path, fast, save_format=save_format).paths
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run(source, tmp_path, replace(CONFIG, method="search"), save_format=save_format)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == after.keys() and before[first.name] != after[first.name]
+    other = replace(fast, group_size=64)
+    if save_format == "allspark":
+        run(source, tmp_path, other)
+        return
+    with pytest.raises(ModelSerializerException, match=r"config.json: belongs to another model"):
+        run(source, tmp_path, other, save_format=save_format)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == after
 
 
 def test_a_model_that_is_not_there_or_serialised_is_refused(source, finished, tmp_path):
@@ -498,29 +540,39 @@ def test_too_little_space_is_an_error_before_the_work(source, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "weight_format",
-    ["int8", "uint4"],
+    ("change", "save_format"),
+    [
+        ({"weight_format": "int8"}, "allspark"),
+        ({"weight_format": "uint4"}, "allspark"),
+        ({"weight_format": "uint4", "target_bits": 7.0}, "allspark"),
+        # Of a checkpoint in float32, whose embedding, head and scales stay in it.
+        ({"weight_format": "uint4"}, "compressed-tensors"),
+        ({"weight_format": "int4"}, "gptq"),
+    ],
 )
-def test_the_space_that_is_asked_for_is_enough(tmp_path, monkeypatch, weight_format):
+def test_the_space_that_is_asked_for_is_enough(tmp_path, monkeypatch, change, save_format):
     """Of a model that is large enough for pages and headers to be a small part: of each of some 24
-    tensors half a page, 50 KB, and scales of finished layers with 4 bytes instead of 2."""
+    tensors half a page, 50 KB."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2}
-    config = {**SMALL, **sizes}
+    config = {**SMALL, **sizes, "vocab_size": 4096}
     source = write_checkpoint(tmp_path / "checkpoint", llama_tensors(config), config)
+    word_checkpoint(source, config["vocab_size"])
     output = tmp_path / "out"
-    own = replace(CONFIG, method="rtn", weight_format=weight_format, group_size=64)
+    own = replace(CONFIG, method="rtn", group_size=64, **change)
+    texts = TEXT if own.needs_text else None
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch, pytest.raises(OSError) as error:
         patch.setattr(checks.shutil, "disk_usage", lambda place: usage(0, 0, 0))
-        run(source, output, own, None)
+        run(source, output, own, texts, save_format=save_format)
     needed = int(re.search(r"(\d+) are needed", str(error.value))[1])
-
-    def size(folder):
-        return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
     layers = []
-    run(source, output, own, None, progress=lambda *done: layers.append(size(output / FOLDER)))
-    assert layers[-1] + size(output) <= 1.05 * needed
+
+    def progress(done, of):
+        layers.append(sum(path.stat().st_size for path in (output / FOLDER).iterdir()))
+
+    made = run(source, output, own, texts, save_format=save_format, progress=progress)
+    used = layers[-1] + sum(path.stat().st_size for path in made.paths)
+    assert 0.98 * needed <= used <= 1.01 * needed
 
 
 def test_an_output_that_is_a_file_is_an_error(source, tmp_path):
@@ -555,34 +607,76 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path, name, place, ours, value
     assert files_of(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [
-        ("lm_head.weight", r"^lm_head\[50, 3\] is nan; it must be finite"),
-        ("model.embed_tokens.weight", r"^embedding\[50, 3\] is nan; it must be finite"),
-        ("model.norm.weight", r"^final_norm\[3\] is nan; it must be finite"),
-    ],
-)
-@pytest.mark.parametrize("method", ["rtn", "awq+gptq"])
-def test_tensors_outside_layers_that_are_not_finite_are_named(tmp_path, name, match, method):
+TABLES = {
+    "lm_head.weight": r"^lm_head\[50, 3\] is nan; it must be finite",
+    "model.embed_tokens.weight": r"^embedding\[50, 3\] is nan; it must be finite",
+    "model.norm.weight": r"^final_norm\[3\] is nan; it must be finite",
+}
+
+
+def broken_outside_layers(directory, name):
     tensors = small_tensors()
     tensors[name][50 if tensors[name].ndim == 2 else ..., 3] = np.nan
-    source = small_checkpoint(tmp_path / "checkpoint", tensors)
+    return small_checkpoint(directory, tensors)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("method", ["rtn", "awq+gptq"])
+def test_tensors_outside_layers_that_are_not_finite_are_named(tmp_path, name, method):
+    source = broken_outside_layers(tmp_path / "checkpoint", name)
     config = replace(CONFIG, method=method)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=TABLES[name]):
         run(source, tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
-def test_tensors_outside_layers_are_checked_before_the_work(tmp_path, name):
+def effects_of(source, folder, **options):
+    return layer_effects(str(source), TEXT, CONFIG, context=64, **options)
+
+
+def ranges_of(source, folder, **options):
+    text = folder / "text.txt"
+    text.write_text(TEXT.content)
+    return lite.calibrate(str(source), str(text), 8, 64, str(folder / "out"), **options)
+
+
+def mixed(source, folder, **options):
+    return run(source, folder / "out", CONFIGS["target bits"], **options)
+
+
+@pytest.mark.parametrize("reads", [effects_of, ranges_of, mixed])
+@pytest.mark.parametrize("name", TABLES)
+def test_tensors_outside_layers_are_checked_before_the_work(tmp_path, name, reads):
+    source = broken_outside_layers(tmp_path / "checkpoint", name)
+    with pytest.raises(ValueError, match=TABLES[name]):
+        reads(source, tmp_path, progress=lambda *done: pytest.fail("a layer is done"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("reads", [effects_of, mixed])
+def test_logits_that_are_not_finite_are_refused(tmp_path, reads):
+    """All weights are finite, and all that they are multiplied with."""
     tensors = small_tensors()
-    tensors[name][..., 3] = np.nan
+    tensors["model.norm.weight"][:] = 3e38
     source = small_checkpoint(tmp_path / "checkpoint", tensors)
-    finished = []
-    with pytest.raises(ValueError):
-        run(source, tmp_path / "out", progress=lambda *done: finished.append(done))
-    assert finished == []
+    with pytest.raises(ValueError, match="^sequence 0: the logits after token 0 are not finite"):
+        reads(source, tmp_path)
+
+
+def test_a_quantised_weight_whose_logits_are_not_finite_is_named(source, monkeypatch):
+    """Streams come in the order of the weights, after the unchanged one."""
+    found, logits_of_stream = [], effects._logits
+
+    def logits(*given):
+        found.append(logits_of_stream(*given))
+        if len(found) == 3:
+            found[-1][5, 7] = np.inf
+        return found[-1]
+
+    monkeypatch.setattr(effects, "_logits", logits)
+    match = r"^sequence 0, with layers\.0\.o quantised: the logits after token 5 are not finite"
+    with pytest.raises(ValueError, match=match):
+        layer_effects(str(source), TEXT, CONFIG, context=64)
 
 
 @pytest.mark.parametrize("method", ["search", "awq+gptq"])
@@ -626,7 +720,7 @@ def test_large_activations_are_no_error(tmp_path):
     tensors["model.layers.1.mlp.down_proj.weight"] *= np.float32(1e-20)
     source = small_checkpoint(tmp_path / "checkpoint", tensors)
     result = run(source, tmp_path / "out")
-    assert result.fallbacks.keys() <= {"layers.1.down"}
+    assert result.fallbacks.keys() == {"layers.1.down"}
     assert np.isfinite(logits_of(str(tmp_path / "out" / f"{NAME}.asgraph"))).all()
 
 

@@ -16,14 +16,32 @@ from safetensors.torch import save_file
 
 
 def with_transformers(checkpoint):
-    """transformers and compressed-tensors."""
-    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+    """transformers, for one of the formats with compressed-tensors."""
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config
 
-    plain = CompressedTensorsConfig(run_compressed=False)
+    plain = {
+        "compressed-tensors": CompressedTensorsConfig(run_compressed=False),
+        "fp8": FineGrainedFP8Config(dequantize=True),
+    }
     model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, quantization_config=plain, dtype="auto"
+        checkpoint, quantization_config=plain[method_of(checkpoint)], dtype="auto"
     )
-    return model.state_dict()
+    return of_each_expert(model.state_dict())
+
+
+def of_each_expert(weights):
+    """Matrices of all experts in one tensor become those of each, as checkpoints have them."""
+    found = {}
+    for name, weight in weights.items():
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = weight
+            continue
+        parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for expert, matrix in enumerate(weight):
+            for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
+                found[f"{experts}.{expert}.{part}.weight"] = rows
+    return found
 
 
 def with_gptq_model(checkpoint):
@@ -38,6 +56,7 @@ def with_gptq_model(checkpoint):
     for name, module in model.model.named_modules():
         if hasattr(module, "qweight"):  # Its products with the rows of the unit matrix.
             unit = torch.eye(module.in_features, dtype=torch.float16)
+            module.bias = None
             with torch.no_grad():
                 weights[f"{name}.weight"] = module(unit).T
     return weights
@@ -48,11 +67,15 @@ def method_of(checkpoint):
     return config["quantization_config"]["quant_method"]
 
 
+def is_packed(checkpoint):
+    return method_of(checkpoint) in ("gptq", "awq")
+
+
 def main():
-    for checkpoint in map(Path, sys.argv[1:]):
+    # GPTQModel changes transformers when it is imported.
+    for checkpoint in sorted(map(Path, sys.argv[1:]), key=is_packed):
         try:
-            is_compressed = method_of(checkpoint) == "compressed-tensors"
-            read = with_transformers if is_compressed else with_gptq_model
+            read = with_gptq_model if is_packed(checkpoint) else with_transformers
             weights = read(checkpoint)
             weights = {n: v for n, v in weights.items() if n.endswith((".weight", ".bias"))}
             save_file(

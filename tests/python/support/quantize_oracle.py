@@ -6,6 +6,7 @@ its tests have in common: calibration inputs, and checkpoints with a tokenizer.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -110,6 +111,38 @@ def divided(inputs, scale):
     return made
 
 
+def log_probabilities(directory, sequences, quant_config=None):
+    """Of a checkpoint in float32, in float64: [tokens of all sequences, vocabulary]."""
+    from allspark import Engine
+    from allspark import _allspark as native
+    from allspark.model_loader import HuggingFaceModel
+
+    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
+    loader.serialize_to_memory(
+        Engine(), enable_quant=quant_config is not None, customized_quant_config=quant_config
+    )
+    logits = np.concatenate(
+        [native.testing.forward_logits(loader._image, ids) for ids in sequences]
+    ).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def divergence_of(directory, config, weight, sequences):
+    """The mean KL divergence of a model that has this weight alone quantised from an exact one."""
+    others = rf"^(?!{re.escape(weight)}$)layers"
+    own_config = {**config.customized_quant_config(), "modules_to_not_convert": [others]}
+    exact = log_probabilities(directory, sequences)
+    own = log_probabilities(directory, sequences, own_config)
+    return (np.exp(exact) * (exact - own)).sum(axis=1).mean()
+
+
+class Serial:
+    """An executor without threads."""
+
+    map = staticmethod(map)
+
+
 def word_checkpoint(directory, vocab_size):
     """Puts a tokenizer of numbered words beside a checkpoint."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -145,9 +178,9 @@ SMALL = {
 }
 
 
-def small_tensors(seed=0):
-    """Of a Llama of three layers, whose activations stay of the size of 1."""
-    tensors = llama_tensors(SMALL, seed=seed)
+def small_tensors(seed=0, config=SMALL):
+    """Of a Llama whose activations stay of the size of 1."""
+    tensors = llama_tensors(config, seed=seed)
     for name, values in tensors.items():
         if values.ndim == 1:
             tensors[name] = 1 + np.float32(0.2) * values
@@ -156,6 +189,8 @@ def small_tensors(seed=0):
     return tensors
 
 
-def small_checkpoint(directory, tensors=None):
-    write_checkpoint(directory, small_tensors() if tensors is None else tensors, SMALL)
-    return word_checkpoint(directory, SMALL["vocab_size"])
+def small_checkpoint(directory, tensors=None, config=SMALL):
+    if tensors is None:
+        tensors = small_tensors(config=config)
+    write_checkpoint(directory, tensors, config)
+    return word_checkpoint(directory, config["vocab_size"])
