@@ -29,6 +29,8 @@ endif()
 install(TARGETS allspark EXPORT allspark-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY csrc/include/allspark DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
+# The messages that model_serializer.h takes and returns as bytes.
+install(FILES csrc/proto/allspark.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/allspark)
 set(as_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/allspark")
 install(EXPORT allspark-targets NAMESPACE allspark:: DESTINATION ${as_package_dir})
 include(CMakePackageConfigHelpers)

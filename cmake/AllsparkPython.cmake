@@ -1,5 +1,6 @@
-# The extension module `allspark._allspark`, from csrc/python. It holds the engine itself (static layers), so
-# that an installed package is one file; setup.py installs the component "python" into the package.
+# The extension module `allspark._allspark`, from csrc/python. It holds the engine itself (static
+# layers), so that the package needs no liballspark.so; of the system it needs libprotobuf-lite and
+# libstdc++. setup.py installs the component "python" into the package.
 
 file(GLOB as_python_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/python/*.cc")
 if(NOT as_python_sources)

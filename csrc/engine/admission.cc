@@ -55,8 +55,9 @@ Status Admission::Enter(std::unique_lock<std::mutex>& lock, const Share& share, 
   // On every return it may be the next caller's turn.
   const OnReturn call_next([this] { CallNext(); });
   Status status = CheckTensors(share.tensor_bytes);
-  if (status.ok() && (!HasRoom() || !callers_.empty())) {
-    status = blocks_ ? Wait(lock, deadline_us, cancelled) : Status::RequestDenied(DescribeQueue());
+  if (status.ok() && (!HasRoom(share.num_requests) || !callers_.empty())) {
+    status = blocks_ ? Wait(lock, share.num_requests, deadline_us, cancelled)
+                     : Status::RequestDenied(DescribeQueue(share.num_requests));
     if (status.ok()) status = CheckTensors(share.tensor_bytes);
   }
   if (status.ok()) {
@@ -88,9 +89,9 @@ Status Admission::CheckTensors(int64_t bytes) const {
                                (bounds_by_default_ ? ", by default an eighth of the memory" : ""));
 }
 
-Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
-                       const std::function<bool()>& cancelled) {
-  Caller caller;
+Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t num_requests,
+                       int64_t deadline_us, const std::function<bool()>& cancelled) {
+  Caller caller{.num_requests = num_requests};
   const auto place = callers_.insert(callers_.end(), &caller);
   const OnReturn leave([&] { callers_.erase(place); });
   return WaitForTurn(lock, caller, deadline_us, cancelled);
@@ -98,16 +99,17 @@ Status Admission::Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
 
 Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller,
                               int64_t deadline_us, const std::function<bool()>& cancelled) {
+  const auto describe = [&] { return DescribeQueue(caller.num_requests); };
   bool asked = false;  // since it was this caller's turn: a caller that gave up must not enter
   while (true) {
-    if (caller.is_denied) return Status::RequestDenied("the model is stopping; " + DescribeQueue());
-    const bool is_turn = callers_.front() == &caller && HasRoom();
+    if (caller.is_denied) return Status::RequestDenied("the model is stopping; " + describe());
+    const bool is_turn = callers_.front() == &caller && HasRoom(caller.num_requests);
     if (is_turn && (!cancelled || asked)) return Status::Ok();
     if (!is_turn) {
       const int64_t now_us = SteadyNowUs();
       if (now_us >= deadline_us) {
         return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
-                      "timeout_ms was over while the request waited for room: " + DescribeQueue());
+                      "timeout_ms was over while the request waited for room: " + describe());
       }
       WaitUntil(caller.turn, lock,
                 cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us);
@@ -116,18 +118,21 @@ Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller
     lock.unlock();
     const bool gives_up = cancelled();
     lock.lock();
-    if (gives_up) return Status::Cancelled("the caller gave up; " + DescribeQueue());
+    if (gives_up) return Status::Cancelled("the caller gave up; " + describe());
     asked = is_turn;
   }
 }
 
 void Admission::CallNext() {
-  if (!callers_.empty() && HasRoom()) callers_.front()->turn.notify_one();
+  if (callers_.empty()) return;
+  Caller& first = *callers_.front();
+  if (HasRoom(first.num_requests)) first.turn.notify_one();
 }
 
-std::string Admission::DescribeQueue() const {
+std::string Admission::DescribeQueue(int64_t num_requests) const {
   return std::to_string(num_waiting()) + " requests are waiting; max_waiting_requests is " +
-         std::to_string(max_waiting_);
+         std::to_string(max_waiting_) +
+         (num_requests == 1 ? "" : "; this one has " + std::to_string(num_requests) + " sequences");
 }
 
 }  // namespace allspark

@@ -3,6 +3,7 @@
 // releases it.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -39,19 +40,25 @@ class Admission {
 
  private:
   struct Caller {  // on its own stack
-    std::condition_variable turn;
+    int64_t num_requests;
+    std::condition_variable turn = {};
     bool is_denied = false;
   };
 
-  int64_t num_waiting() const { return num_live_ - max_batch_; }
-  bool HasRoom() const { return max_waiting_ == 0 || num_waiting() < max_waiting_; }
+  int64_t num_waiting() const { return std::max<int64_t>(num_live_ - max_batch_, 0); }
+  // One that alone is more than the bound enters where nobody else is.
+  bool HasRoom(int64_t num_requests) const {
+    return max_waiting_ == 0 || num_live_ == 0 ||
+           num_live_ + num_requests <= max_batch_ + max_waiting_;
+  }
   Status CheckTensors(int64_t bytes) const;
-  Status Wait(std::unique_lock<std::mutex>& lock, int64_t deadline_us,
+  Status Wait(std::unique_lock<std::mutex>& lock, int64_t num_requests, int64_t deadline_us,
               const std::function<bool()>& cancelled);
   Status WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller, int64_t deadline_us,
                      const std::function<bool()>& cancelled);
   void CallNext();
-  std::string DescribeQueue() const;
+  // num_requests: of the one that is denied.
+  std::string DescribeQueue(int64_t num_requests) const;
 
   // Constant after construction.
   const int64_t max_batch_, max_waiting_, max_tensor_bytes_;

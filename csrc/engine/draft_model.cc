@@ -15,6 +15,11 @@ constexpr double kFadingByRequest = 1.0 / 32;
 
 }  // namespace
 
+Status DraftModelError(const RuntimeConfig& config, const Status& status) {
+  return Status(status.code(), "draft_model is '" + config.draft_model +
+                                   "', which cannot be used: " + status.message());
+}
+
 DecoderOptions DraftModel::DecoderOptionsOf(const DraftModelOptions& options) {
   DecoderOptions decoder = options.decoder;
   decoder.max_tokens =

@@ -32,6 +32,9 @@ struct DraftScratch {
   Sampler& sampler;
 };
 
+// A status that says why the draft model cannot be used, with its name.
+Status DraftModelError(const RuntimeConfig& config, const Status& status);
+
 class DraftModel : public Drafter {
  public:
   // `weights`, the references of `scratch`, and `device` outlive it.

@@ -9,7 +9,7 @@
 namespace allspark {
 EndWaiter::EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)
     : timeout_ms_(timeout_ms),
-      deadline_us_(SteadyNowUs() + std::min(timeout_ms, kLongestWaitMs) * 1000),
+      deadline_us_(SteadyNowUs() + std::clamp<int64_t>(timeout_ms, 0, kLongestWaitMs) * 1000),
       cancelled_(cancelled) {}
 
 Status EndWaiter::Await(ResultQueueImpl& queue) const {

@@ -17,6 +17,7 @@
 #include "engine/testing.h"
 #include "engine/version.h"
 #include "memory/bfc_allocator.h"
+#include "platform/float_mode.h"
 #include "platform/home_process.h"
 #include "platform/system_limits.h"
 
@@ -45,6 +46,7 @@ class Engine::Impl {
   std::invoke_result_t<Call> Guard(Call call) const {
     try {
       AS_RETURN_IF_ERROR(CheckProcess());
+      const DefaultFloatMode mode;
       return call();
     } catch (const std::bad_alloc&) {
       return no_memory_;
@@ -91,17 +93,10 @@ class Engine::Impl {
       allocator_ = std::move(*allocator);
       cpu_cache_ratio_ = options->cpu_cache_ratio;
     }
-    const kernels::KernelTable* table =
-        test_table_ != nullptr ? test_table_ : kernels::DefaultTable();
-    if (table == nullptr) {
-      std::string names;
-      for (const auto* available : kernels::AvailableTables()) {
-        names += std::string(names.empty() ? "" : ", ") + available->name;
-      }
-      return Status::InvalidArgument(
-          "ALLSPARK_CPU_ISA names no instruction set of this machine; it has: " + names);
-    }
-    CpuDevice::Parts parts{allocator_, std::move(compute.pool), table, cpu_cache_ratio_,
+    Result<const kernels::KernelTable*> table = test_table_;
+    if (test_table_ == nullptr) table = ChooseKernels();
+    if (!table.ok()) return table.status();
+    CpuDevice::Parts parts{allocator_, std::move(compute.pool), *table, cpu_cache_ratio_,
                            std::move(compute.numa)};
     if (make_device_ != nullptr) return make_device_(std::move(parts));
     return std::shared_ptr<Device>(std::make_shared<CpuDevice>(std::move(parts)));
@@ -136,6 +131,12 @@ class Engine::Impl {
   std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
     const auto it = images_.find(name);
     return it == images_.end() ? nullptr : it->second.lock();
+  }
+
+  // Lets go of an image, under all names that it is registered by.
+  void DropRegistered(const std::string& name) {
+    const std::shared_ptr<const ModelImage> image = FindImage(name);
+    std::erase_if(registered_, [&](const auto& entry) { return entry.second == image; });
   }
 
   Result<std::unique_ptr<ModelReader>> OpenModel(RuntimeConfig& config, ThreadPool* pool);
@@ -197,6 +198,10 @@ Status CheckPaths(RuntimeConfig& config) {
 Result<std::unique_ptr<ModelReader>> Engine::Impl::OpenModel(RuntimeConfig& config,
                                                              ThreadPool* pool) {
   if (config.model_path.empty()) {
+    if (!config.weights_path.empty()) {
+      return Status::InvalidArgument("weights_path is '" + config.weights_path +
+                                     "'; it must be empty where model_path is");
+    }
     std::shared_ptr<const ModelImage> image = FindImage(config.model_name);
     if (image == nullptr) {
       return Status::NotFound("model_path is empty and no serialised model '" + config.model_name +
@@ -248,19 +253,20 @@ Status Engine::Impl::Install(RuntimeConfig config) {
     models_.emplace_back(config.model_name, std::move(*instance));
   }
   // The instance holds the images now.
-  registered_.erase(config.model_name);
-  registered_.erase(config.draft_model);
+  DropRegistered(config.model_name);
+  DropRegistered(config.draft_model);
   return Status::Ok();
 }
 
 Status Engine::Impl::Release(const std::string& name) {
-  std::lock_guard lifecycle(lifecycle_);
   Result<std::shared_ptr<ModelInstance>> instance = Find(name);
   if (!instance.ok()) return instance.status();
+  // Before the locks: it may wait for another call on the model.
   AS_RETURN_IF_ERROR((*instance)->Release());
-  // The instance dies after the lock.
+  // The instance dies after the locks.
+  std::lock_guard lifecycle(lifecycle_);
   std::unique_lock lock(models_mutex_);
-  std::erase_if(models_, [&](const auto& model) { return model.first == name; });
+  std::erase_if(models_, [&](const auto& model) { return model.second == *instance; });
   return Status::Ok();
 }
 

@@ -32,21 +32,20 @@ void Mailbox::Abandon() {
   loop_running_ = false;
 }
 
-void Mailbox::Close(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled) {
+void Mailbox::Close(StopMode mode) {
   MutexLock lock(mutex_);
   accepting_ = false;
   stopping_ = true;
   stop_mode_ = mode;
   admission_.Close();
   mail_.notify_all();
-  if (mode == StopMode::kDrain) AwaitDrain(lock, timeout_ms, cancelled);
 }
 
-void Mailbox::AwaitDrain(MutexLock& lock, int64_t timeout_ms,
-                         const std::function<bool()>& cancelled) {
+void Mailbox::AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancelled) {
+  MutexLock lock(mutex_);
   const int64_t longest_ms = timeout_ms < 0 ? kLongestWaitMs : std::min(timeout_ms, kLongestWaitMs);
   const int64_t deadline_us = SteadyNowUs() + longest_ms * 1000;
-  while (loop_running_) {
+  while (stopping_ && loop_running_) {
     const int64_t now_us = SteadyNowUs();
     bool is_over = now_us >= deadline_us;
     if (cancelled && !is_over) {
@@ -66,11 +65,9 @@ void Mailbox::CutShort() {
   mail_.notify_all();
 }
 
-bool Mailbox::CutDrainShort() {
+void Mailbox::CutDrainShort() {
   MutexLock lock(mutex_);
-  if (!stopping_ || !loop_running_) return false;
-  CutShort();
-  return true;
+  if (stopping_) CutShort();
 }
 
 Status Mailbox::Submit(const std::shared_ptr<Request>& request,
@@ -80,7 +77,7 @@ Status Mailbox::Submit(const std::shared_ptr<Request>& request,
   const Status entered =
       admission_.Enter(lock.native(), request->share(), request->spec.deadline_us, cancelled);
   if (!entered.ok()) {
-    statistics_.OnDenied();
+    if (entered.as_status() == AsStatus::kRequestDenied) statistics_.OnDenied();
     return entered;
   }
   try {
@@ -121,7 +118,7 @@ void Mailbox::Delist(const Request& request) {
 
 Status Mailbox::CheckAccepting(const char* what) const {
   if (accepting_) return Status::Ok();
-  if (stopping_ && loop_running_) {
+  if (stopping_ && (loop_running_ || state_ == ModelState::kRunning)) {
     return Status::RequestDenied("model '" + model_name_ + "' is stopping and takes no requests");
   }
   return Status::FailedPrecondition("model '" + model_name_ + "' is " +

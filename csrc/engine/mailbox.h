@@ -51,15 +51,15 @@ class Mailbox {
 
   // The model's life. Open: a step thread is about to run; Accept: it does, and requests are taken;
   // Abandon: it could not be started. Close: nothing is taken from now on, and the loop ends: at
-  // once, or with kDrain after all requests. A drain is awaited here; it becomes a cancel when
-  // timeout_ms >= 0 is over, or when `cancelled`, which is called from time to time, returns true.
+  // once, or with kDrain after all requests. AwaitDrain waits for that; the drain becomes a cancel
+  // when timeout_ms >= 0 is over, or when `cancelled`, which is called from time to time, returns
+  // true. CutDrainShort makes it one now.
   void Open() AS_EXCLUDES(mutex_);
   void Accept() AS_EXCLUDES(mutex_);
   void Abandon() AS_EXCLUDES(mutex_);
-  void Close(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled)
-      AS_EXCLUDES(mutex_);
-  // True when a drain was under way, which now cancels.
-  bool CutDrainShort() AS_EXCLUDES(mutex_);
+  void Close(StopMode mode) AS_EXCLUDES(mutex_);
+  void AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancelled) AS_EXCLUDES(mutex_);
+  void CutDrainShort() AS_EXCLUDES(mutex_);
 
   // Callers' calls. Submit waits for room if the config says so (Admission::Enter).
   Status Submit(const std::shared_ptr<Request>& request, const std::function<bool()>& cancelled)
@@ -113,8 +113,6 @@ class Mailbox {
   void Enlist(const std::shared_ptr<Request>& request) AS_REQUIRES(mutex_);
   void Delist(const Request& request) AS_REQUIRES(mutex_);
   void PostStop(const std::shared_ptr<Request>& request, FinishReason reason) AS_REQUIRES(mutex_);
-  void AwaitDrain(MutexLock& lock, int64_t timeout_ms, const std::function<bool()>& cancelled)
-      AS_REQUIRES(mutex_);
   // A drain becomes a cancel.
   void CutShort() AS_REQUIRES(mutex_);
   void FinishCalls(StepCall* calls) AS_REQUIRES(mutex_);

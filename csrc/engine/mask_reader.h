@@ -15,8 +15,7 @@ enum class MaskAnswer { kNone, kMask, kFinished, kFailed };
 
 class MaskReader {
  public:
-  // Sizes the mask and asks for the first one. Fails where `mask` has served a request already, and
-  // with the provider's message where asking throws.
+  // Sizes the mask and asks for the first one. Fails where `mask` has served a request already.
   static Result<std::unique_ptr<MaskReader>> Create(std::shared_ptr<TokenMask> mask,
                                                     int64_t vocab_size);
   ~MaskReader();

@@ -82,9 +82,15 @@ Result<std::unique_ptr<StepLoop>> ModelInstance::MakeLoop() {
   return loop;
 }
 
+Status ModelInstance::IsDraining(const char* call) const {
+  return Status::FailedPrecondition(std::string(call) + ": model '" + model_.config.model_name +
+                                    "' is Running; its stop waits for the last requests");
+}
+
 Status ModelInstance::Start() {
   const RuntimeConfig& config = model_.config;
-  MutexLock lifecycle(lifecycle_mutex_);
+  const Lifecycle::Call call(lifecycle_);
+  if (!call.has_entered()) return IsDraining("start_model");
   const ModelState state = state_.load();
   if (state != ModelState::kInitial && state != ModelState::kStop) {
     return Status::FailedPrecondition("start_model: model '" + config.model_name + "' is " +
@@ -109,8 +115,8 @@ Status ModelInstance::Start() {
     undo();
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
+  mailbox_.Accept();  // Who sees the state may start requests.
   state_ = ModelState::kRunning;
-  mailbox_.Accept();
   AS_LOG(kInfo) << "model '" << config.model_name
                 << "' is running: " << model_.sizes.num_blocks * config.block_size
                 << " tokens of KV cache (" << (loop_->kv_bytes() >> 20) << " MiB), batch "
@@ -122,10 +128,13 @@ Status ModelInstance::Start() {
 }
 
 Status ModelInstance::Release() {
-  MutexLock lifecycle(lifecycle_mutex_);
-  if (state_ == ModelState::kRunning) {
+  const Lifecycle::Call call(lifecycle_);
+  if (!call.has_entered()) return IsDraining("release_model");
+  const ModelState state = state_.load();
+  if (state == ModelState::kRunning || state == ModelState::kReleased) {
     return Status::FailedPrecondition("release_model: model '" + model_.config.model_name +
-                                      "' is Running; stop it first");
+                                      "' is " + std::string(ModelStateName(state)) +
+                                      "; it must be Initial or Stop");
   }
   state_ = ModelState::kReleased;
   return Status::Ok();
@@ -133,10 +142,8 @@ Status ModelInstance::Release() {
 
 Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms,
                            const std::function<bool()>& cancelled) {
-  const bool cut_short = mode == StopMode::kCancel && mailbox_.CutDrainShort();
-  MutexLock lifecycle(lifecycle_mutex_);
-  // Another thread's drain has ended meanwhile, and this call was part of it.
-  if (cut_short && state_ == ModelState::kStop) return Status::Ok();
+  const Lifecycle::Call call(lifecycle_);
+  if (!call.has_entered()) return JoinDrain(call, mode, timeout_ms, cancelled);
   const ModelState state = state_.load();
   if (state != ModelState::kRunning) {
     return Status::FailedPrecondition("stop_model: model '" + model_.config.model_name + "' is " +
@@ -144,12 +151,34 @@ Status ModelInstance::Stop(StopMode mode, int64_t timeout_ms,
   }
   // Requests that wait for memory would wait for ever.
   if (mode == StopMode::kDrain) AS_RETURN_IF_ERROR(CheckMemory("stop_model with drain", true));
-  mailbox_.Close(mode, timeout_ms, cancelled);
+  mailbox_.Close(mode);
+  if (mode == StopMode::kDrain) {
+    lifecycle_.BeginDrain();
+    mailbox_.AwaitDrain(timeout_ms, cancelled);
+    lifecycle_.EndDrain();
+  }
   step_thread_.join();
   loop_.reset();
   statistics_.SetUsage({});
   state_ = ModelState::kStop;
   if (trace_ != nullptr) WriteLastTrace();
+  return Status::Ok();
+}
+
+Status ModelInstance::JoinDrain(const Lifecycle::Call& call, StopMode mode, int64_t timeout_ms,
+                                const std::function<bool()>& cancelled) {
+  // The drain asks this thread whether to go on, and cannot end before it has the answer.
+  if (lifecycle_.DrainsHere()) {
+    if (mode == StopMode::kDrain) return IsDraining("stop_model");
+    mailbox_.CutDrainShort();
+    return Status::Ok();
+  }
+  if (mode == StopMode::kDrain) {
+    mailbox_.AwaitDrain(timeout_ms, cancelled);
+  } else {
+    mailbox_.CutDrainShort();
+  }
+  lifecycle_.Await(call.number());
   return Status::Ok();
 }
 
@@ -201,18 +230,21 @@ EngineStat ModelInstance::Stat() const {
 }
 
 Status ModelInstance::CheckMemory(const char* call, bool has_memory) const {
-  const std::string what = std::string(call) + ": model '" + model_.config.model_name + "' is ";
+  const auto refusal = [&](const std::string& state) {
+    return Status::FailedPrecondition(std::string(call) + ": model '" + model_.config.model_name +
+                                      "' is " + state);
+  };
   if (state_ != ModelState::kRunning) {
-    return Status::FailedPrecondition(what + std::string(ModelStateName(state_.load())) +
-                                      "; it must be Running");
+    return refusal(std::string(ModelStateName(state_.load())) + "; it must be Running");
   }
   if (loop_->has_memory() == has_memory) return Status::Ok();
-  return Status::FailedPrecondition(what + (has_memory ? "unloaded; load_device_mem comes first"
-                                                       : "loaded; unload_device_mem comes first"));
+  return refusal(has_memory ? "unloaded; load_device_mem comes first"
+                            : "loaded; unload_device_mem comes first");
 }
 
 Status ModelInstance::UnloadMemory() {
-  MutexLock lifecycle(lifecycle_mutex_);
+  const Lifecycle::Call call(lifecycle_);
+  if (!call.has_entered()) return IsDraining("unload_device_mem");
   AS_RETURN_IF_ERROR(CheckMemory("unload_device_mem", true));
   const auto unload = [this]() -> Result<int64_t> {
     loop_->UnloadMemory();
@@ -222,7 +254,8 @@ Status ModelInstance::UnloadMemory() {
 }
 
 Status ModelInstance::LoadMemory() {
-  MutexLock lifecycle(lifecycle_mutex_);
+  const Lifecycle::Call call(lifecycle_);
+  if (!call.has_entered()) return IsDraining("load_device_mem");
   AS_RETURN_IF_ERROR(CheckMemory("load_device_mem", false));
   const auto load = [this]() -> Result<int64_t> {
     AS_RETURN_IF_ERROR(loop_->LoadMemory());
@@ -253,9 +286,13 @@ Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& fil
 Status ModelInstance::UnloadLora(const std::string& lora_name) {
   const Result<uint64_t> salt = loras_.Remove(lora_name);
   if (!salt.ok()) return salt.status();
-  // Nobody can name its pinned prefixes any more. A model that does not run has no pins.
-  (void)mailbox_.Call("unload_lora",
-                      [&] { return loop_->CallPrefixCache(PrefixOp::kUnpinAll, {}, *salt); });
+  // Nobody can name its pinned prefixes any more. A model that does not run has no pins; the text
+  // of its refusal may find no memory.
+  try {
+    (void)mailbox_.Call("unload_lora",
+                        [&] { return loop_->CallPrefixCache(PrefixOp::kUnpinAll, {}, *salt); });
+  } catch (const std::bad_alloc&) {
+  }
   return Status::Ok();
 }
 

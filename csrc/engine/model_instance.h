@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "allspark/engine.h"
-#include "base/mutex.h"
 #include "engine/installed_model.h"
+#include "engine/lifecycle.h"
 #include "engine/lora_registry.h"
 #include "engine/mailbox.h"
 #include "engine/metrics.h"
@@ -38,7 +38,7 @@ class ModelInstance {
   ModelState state() const { return state_.load(); }
 
   Status Start();
-  // A cancel cuts another thread's drain short.
+  // A second stop joins a drain that is under way; a cancel cuts it short.
   Status Stop(StopMode mode, int64_t timeout_ms, const std::function<bool()>& cancelled = nullptr);
   // Initial | Stop -> Released: no Start succeeds any more.
   Status Release();
@@ -79,9 +79,14 @@ class ModelInstance {
                 std::shared_ptr<CompletionSetImpl> engine_set);
 
   Result<std::unique_ptr<StepLoop>> MakeLoop();
+  // The refusal of a call while a drain is under way.
+  Status IsDraining(const char* call) const;
+  Status JoinDrain(const Lifecycle::Call& call, StopMode mode, int64_t timeout_ms,
+                   const std::function<bool()>& cancelled);
   void WriteLastTrace() const;
-  // Fails unless the model runs and its memory is loaded or not, as `has_memory` says.
-  Status CheckMemory(const char* call, bool has_memory) const AS_REQUIRES(lifecycle_mutex_);
+  // Fails unless the model runs and its memory is loaded or not, as `has_memory` says. For calls
+  // that have entered the lifecycle.
+  Status CheckMemory(const char* call, bool has_memory) const;
 
   InstalledModel model_;  // constant once Create has returned
   std::shared_ptr<CompletionSetImpl> engine_set_;
@@ -92,7 +97,7 @@ class ModelInstance {
   void* hook_context_ = nullptr;
   Statistics statistics_;
 
-  Mutex lifecycle_mutex_;  // held through Start, Stop, Release and the calls on memory
+  Lifecycle lifecycle_;  // Start, Stop, Release and the calls on memory are its calls
   std::atomic<ModelState> state_{ModelState::kInitial};
   Mailbox mailbox_;
   std::unique_ptr<StepLoop> loop_;  // while Running

@@ -13,7 +13,7 @@ Result<int64_t> ModelMemory::AddDraftModel() {
   if (model_.draft_reader == nullptr) return 0;
   Result<std::unique_ptr<DraftModel>> model = DraftModel::Create(
       *model_.draft_reader, model_.sizes.draft, *model_.device, {arena_, logits_, *sampler_});
-  if (!model.ok()) return model.status();
+  if (!model.ok()) return DraftModelError(model_.config, model.status());
   const int64_t arena_bytes = (*model)->arena_bytes();
   drafters_.push_back(std::move(*model));
   return arena_bytes;

@@ -127,7 +127,8 @@ DraftModelOptions DraftOptions(const RuntimeConfig& config, const ModelReader& r
                                const ModelReader& draft, const ModelSizes& sizes) {
   DraftModelOptions options;
   options.decoder = sizes.decoder;
-  options.decoder.lora_max_rank = 0;  // It drafts without adapters.
+  options.decoder.lora_max_rank = 0;     // It drafts without adapters.
+  options.decoder.may_keep_rope = true;  // Its rope changes nothing but the speed.
   options.decoder.max_logits_rows = config.engine_max_batch;
   options.num_tokens = config.num_draft_tokens;
   options.chunk_tokens = sizes.chunk_tokens;
@@ -238,11 +239,7 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
   if (draft_reader != nullptr) {
     sizes.draft = DraftOptions(config, reader, *draft_reader, sizes);
     draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), device);
-    if (!draft.ok()) {
-      return Status(draft.status().code(),
-                    "draft_model is '" + config.draft_model +
-                        "', which cannot be used: " + draft.status().message());
-    }
+    if (!draft.ok()) return DraftModelError(config, draft.status());
   }
   const int64_t block_bytes = model->block + draft->block;
   const int64_t work_bytes = WorkBytes(*model, *draft, sizes);

@@ -28,6 +28,10 @@ Request::Request(RequestSpec checked, std::span<const int64_t> prompt_ids,
       counts.Add(tokens[static_cast<size_t>(i)], /*is_output=*/i >= spec.output_begin);
     }
   }
+  if (spec.NeedsRepeats()) {
+    repeats = SuffixRepeats(max_length);
+    repeats.Start(tokens);
+  }
   logprobs.raw = spec.logprobs.raw;
   if (spec.logprobs.wanted) logprobs.top.resize(static_cast<size_t>(spec.logprobs.num_top));
   drafts.reserve(static_cast<size_t>(
@@ -118,6 +122,7 @@ SamplingRow Request::NextRow(float* logits) {
     row.edits = {.processors = &spec.processors,
                  .tokens = {tokens.data(), static_cast<size_t>(num_tokens)},
                  .counts = &counts,
+                 .repeats = &repeats,
                  .bad_word_state = words.bad};
   }
   if (is_beam()) row.candidates = &candidates;
@@ -191,7 +196,9 @@ FinishReason Request::Append(int32_t token) {
   max_cached = kNoTokenLimit;
   num_written = num_tokens - 1;  // accepted drafts included
   if (spec.processors.NeedsCounts()) counts.Add(token, /*is_output=*/true);
-  return Reason();
+  const FinishReason reason = Reason();
+  if (spec.NeedsRepeats()) repeats.Append(tokens);
+  return reason;
 }
 
 FinishReason Request::ReasonAfter(int32_t token) {
@@ -210,7 +217,7 @@ bool Request::IsAtEnd() const {
   const EndConditions& ends = spec.ends;
   if (ends.EndsWith(tokens.back())) return true;
   if (ends.words != nullptr && ends.words->EndsWord(words.stop)) return true;
-  return ends.IsLoop(std::span(tokens).subspan(static_cast<size_t>(spec.output_begin)));
+  return ends.IsLoop(tokens, spec.output_begin, repeats);
 }
 
 FinishReason Request::Reason() const {
@@ -234,6 +241,7 @@ void Request::ReleaseResources() {
   std::vector<int32_t>().swap(drafts);
   output_logprobs = OutputLogprobs();
   counts = TokenCounts();
+  repeats = SuffixRepeats();
   mask.reset();
   outputs.reset();
   lora.reset();

@@ -130,6 +130,7 @@ struct Request : ScheduledSequence {
   int64_t mask_deadline_us = 0;            // of the mask that is awaited; 0: not awaited yet
   std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
   TokenCounts counts;                      // of `tokens`, where the processors need them
+  SuffixRepeats repeats;                   // of `tokens`, where the spec needs them
   WordStates words;                        // after `tokens`
   DraftModelState draft_model;
   PromptLookup lookup;          // follows `tokens`
@@ -160,6 +161,7 @@ struct Request : ScheduledSequence {
   void ReadPromptWords();
   // `words` after one more token, at `position`.
   WordStates NextWords(int32_t token, int64_t position) const;
+  // About the newest token, which `repeats` does not follow yet.
   bool IsAtEnd() const;
   FinishReason Reason() const;
 };

@@ -49,6 +49,7 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
     if (first->spec.processors.NeedsCounts()) {
       history.counts = TokenCounts(std::min(first->max_length, vocab_size));
     }
+    if (first->spec.NeedsRepeats()) history.repeats = SuffixRepeats(first->max_length);
     reserve(history.logprobs);
   }
   ReserveSearch(config, vocab_size);
@@ -152,6 +153,7 @@ void RequestGroup::Continue() {
   for (size_t i = 0; i < members_.size(); ++i) {
     histories_[i].tokens.swap(members_[i]->tokens);
     std::swap(histories_[i].counts, members_[i]->counts);
+    std::swap(histories_[i].repeats, members_[i]->repeats);
     histories_[i].words = members_[i]->words;
     std::swap(histories_[i].logprobs, members_[i]->output_logprobs);
   }
@@ -162,6 +164,7 @@ void RequestGroup::Continue() {
     beam->tokens = histories_[parent].tokens;
     if (i == 0) beam->token_ids = beam->tokens.data();
     beam->counts = histories_[parent].counts;
+    beam->repeats = histories_[parent].repeats;
     beam->words = histories_[parent].words;
     beam->output_logprobs = histories_[parent].logprobs;
     if (beam->spec.logprobs.wanted) {

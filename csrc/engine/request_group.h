@@ -13,6 +13,7 @@
 #include "allspark/result_queue.h"
 #include "allspark/word_matcher.h"
 #include "sampling/beam_search.h"
+#include "sampling/suffix_repeats.h"
 #include "sampling/token_counts.h"
 #include "scheduler/scheduler.h"
 
@@ -77,6 +78,7 @@ class RequestGroup {
   struct History {
     std::vector<int32_t> tokens;
     TokenCounts counts;
+    SuffixRepeats repeats;
     WordStates words;
     OutputLogprobs logprobs;
   };

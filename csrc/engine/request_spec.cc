@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "platform/home_process.h"
 
 namespace allspark {
 
@@ -78,9 +79,19 @@ Status CheckMinimum(const GenerationConfig& config, int64_t output_begin, int64_
   return Status::Ok();
 }
 
+std::mt19937_64 MakeGenerator() {
+  return std::mt19937_64{(static_cast<uint64_t>(std::random_device{}()) << 32) ^
+                         std::random_device{}()};
+}
+
+// A fork draws others than its parent and its siblings.
 uint64_t DrawSeed() {
-  thread_local std::mt19937_64 generator{(static_cast<uint64_t>(std::random_device{}()) << 32) ^
-                                         std::random_device{}()};
+  thread_local std::mt19937_64 generator = MakeGenerator();
+  thread_local HomeProcess process;
+  if (!process.IsHere()) {
+    generator = MakeGenerator();
+    process = HomeProcess();
+  }
   return generator();
 }
 
@@ -217,17 +228,9 @@ bool EndConditions::EndsWith(int32_t token) const {
   return std::binary_search(tokens.begin(), tokens.end(), token);
 }
 
-bool EndConditions::IsLoop(std::span<const int32_t> output) const {
-  const auto size = static_cast<size_t>(ngram_size);
-  if (size == 0 || output.size() < size) return false;
-  const std::span<const int32_t> last = output.last(size);
-  int64_t occurrences = 0;
-  for (size_t i = 0; i + size <= output.size(); ++i) {
-    if (std::equal(last.begin(), last.end(), output.begin() + static_cast<int64_t>(i))) {
-      ++occurrences;
-    }
-  }
-  return occurrences >= ngram_threshold;
+bool EndConditions::IsLoop(std::span<const int32_t> text, int64_t output_begin,
+                           const SuffixRepeats& repeats) const {
+  return ngram_size > 0 && repeats.CountAfter(text, output_begin, ngram_size) >= ngram_threshold;
 }
 
 Result<RequestSpec> RequestSpec::Create(uint64_t request_id, std::span<const int64_t> prompt_ids,

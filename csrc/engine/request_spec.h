@@ -12,6 +12,7 @@
 #include "allspark/word_matcher.h"
 #include "sampling/logits_processors.h"
 #include "sampling/sampler.h"
+#include "sampling/suffix_repeats.h"
 
 namespace allspark {
 
@@ -36,8 +37,10 @@ struct EndConditions {
   int64_t ngram_threshold = 0;
 
   bool EndsWith(int32_t token) const;
-  // Whether the last n-gram of `output` occurs in it often enough to call it a loop.
-  bool IsLoop(std::span<const int32_t> output) const;
+  // Whether the last n-gram of the output, which is `text` from output_begin on, occurs in it often
+  // enough to call it a loop. `repeats` follows the text but for its last token.
+  bool IsLoop(std::span<const int32_t> text, int64_t output_begin,
+              const SuffixRepeats& repeats) const;
 };
 
 // Log-probabilities of output tokens.
@@ -56,6 +59,8 @@ struct RequestSpec {
   // Of the member of a group whose first member this is, with the id and seed that follow.
   RequestSpec ForMember(int64_t index) const;
 
+  // Whether fields look at the text's n-grams.
+  bool NeedsRepeats() const { return processors.no_repeat_ngram_size > 0 || ends.ngram_size > 0; }
   // Whether the log-probability of the token after `position` is wanted: both are of the prompt.
   bool IsScored(int64_t position) const {
     return scores_prompt && position >= scored_begin && position < prompt_length - 1;

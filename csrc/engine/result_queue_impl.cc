@@ -288,13 +288,14 @@ bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
 
 void ResultQueueImpl::AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end) {
   AS_CHECK(home_.IsHere()) << error();
+  const bool is_engines = set == engine_set_;  // It has the queue anyway, by a hook of its own.
   MutexLock lock(mutex_);
   if (attached_set_ != nullptr) attached_set_->Unlink(attached_hook_);
-  attached_set_ = std::move(set);
+  attached_set_ = is_engines ? nullptr : set;
   attached_only_end_ = only_end;
   const bool has_news = only_end ? IsTerminal(status_) : Readable();
-  if (attached_set_ != nullptr && has_news && attached_set_->Link(attached_hook_)) {
-    attached_set_->Signal();
+  if (set != nullptr && has_news && set->Link(is_engines ? engine_hook_ : attached_hook_)) {
+    set->Signal();
   }
 }
 

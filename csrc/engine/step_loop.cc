@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/int_math.h"
 #include "engine/error_text.h"
+#include "platform/float_mode.h"
 
 namespace allspark {
 namespace {
@@ -89,8 +90,9 @@ Status StepLoop::Start() {
 
 void StepLoop::Run() {
   pthread_setname_np(pthread_self(), "allspark-step");
-  model_.device->host_pool().KeepCallerOffWorkers();
+  const DefaultFloatMode mode;
   Report({.phase = StepPhase::kLoopBegin});
+  model_.device->host_pool().KeepCallerOffWorkers();
   while (TakeMail()) {
     if (memory_.is_taken()) RunStep();
   }

@@ -37,10 +37,9 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
       image != nullptr ? ModelReader::OpenImage(image, &pool)
                        : ModelReader::OpenFiles(graph_path, param_path, &pool);
   if (!reader.ok()) return reader.status();
-  const kernels::KernelTable* table =
-      options.isa.empty() ? kernels::DefaultTable() : kernels::FindTable(options.isa);
-  if (table == nullptr) return Status::InvalidArgument("isa is '" + options.isa + "'; not here");
-  CpuDevice device(**allocator, pool, *table);
+  const Result<const kernels::KernelTable*> table = ChooseKernels(options.isa);
+  if (!table.ok()) return table.status();
+  CpuDevice device(**allocator, pool, **table);
 
   const auto num_tokens = static_cast<int64_t>(ids.size());
   const DecoderOptions decoder_options{.max_length = std::max<int64_t>(num_tokens, 2),
@@ -67,30 +66,23 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
   const int64_t vocab_size = (*decoder)->vocab_size();
   std::vector<float> logits(ids.size() * static_cast<size_t>(vocab_size));
 
-  // A chunk is a batch of one-token sequences over the one block table: each layer stores the
-  // chunk's keys and values before it attends, so every token sees those before it, and every row
-  // can want logits.
   size_t chunk_index = 0;
-  std::vector<BatchSequence> sequences;
   for (int64_t begin = 0; begin < num_tokens;) {
     int64_t count = num_tokens - begin;
     if (!options.chunk_sizes.empty()) {
       const size_t last = options.chunk_sizes.size() - 1;
       count = std::min(count, options.chunk_sizes[std::min(chunk_index, last)]);
     }
-    sequences.clear();
-    for (int64_t i = 0; i < count; ++i) {
-      sequences.push_back({.token_begin = i,
-                           .num_tokens = 1,
-                           .position = begin + i,
-                           .block_table = table_ids.data(),
-                           .logits_row = static_cast<int32_t>(i)});
-    }
+    const BatchSequence chunk{.num_tokens = count,
+                              .position = begin,
+                              .block_table = table_ids.data(),
+                              .logits_row = 0,
+                              .num_logits = static_cast<int32_t>(count)};
     const Batch batch{.tokens = ids.data() + begin,
                       .positions = positions.data() + begin,
                       .num_tokens = count,
-                      .sequences = sequences.data(),
-                      .num_sequences = count,
+                      .sequences = &chunk,
+                      .num_sequences = 1,
                       .num_logits_rows = count};
     arena.Reset();
     (*decoder)->Forward(batch, kv->pool(), arena, logits.data() + begin * vocab_size);

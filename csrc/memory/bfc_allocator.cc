@@ -69,7 +69,8 @@ Result<BfcOptions> BfcOptions::FromEnv() {
                                         "a number above 0 and at most 1, such as 0.9",
                                         IsLegalRatio));
   AS_RETURN_IF_ERROR(ReadNumber<int64_t>("BFC_LEFTOVER_MB", &options.leftover_mb,
-                                         "a whole number of MiB, at least 0", IsLegalLeftover));
+                                         "a whole number of MiB from 0 to 1099511627776",
+                                         IsLegalLeftover));
   AS_RETURN_IF_ERROR(ReadNumber<double>("CPU_CACHE_RATIO", &options.cpu_cache_ratio,
                                         "a number from 0 to 1, such as 0.3", IsLegalShare));
   AS_RETURN_IF_ERROR(ReadBool("BFC_ALLOW_GROWTH", &options.allow_growth));
@@ -85,7 +86,7 @@ Result<std::unique_ptr<Allocator>> CreateCpuBfcAllocator(const BfcOptions& optio
   }
   if (!IsLegalLeftover(options.leftover_mb)) {
     return Status::InvalidArgument("leftover_mb is " + std::to_string(options.leftover_mb) +
-                                   "; it must be at least 0");
+                                   "; it must be from 0 to " + std::to_string(kMaxLeftoverMb));
   }
   const int64_t usable = total_bytes - options.leftover_mb * kMiB;
   const int64_t bytes =

@@ -40,7 +40,7 @@ QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
 
 }  // namespace
 
-AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
+AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window, int64_t max_length) {
   AttentionParams params;
   params.q_heads = shape.q_heads;
   params.kv_heads = shape.kv_heads;
@@ -48,6 +48,7 @@ AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window) {
   params.scale = shape.attention_scale;
   params.window = window;
   params.soft_cap = shape.attention_soft_cap;
+  params.max_length = max_length;
   return params;
 }
 
@@ -70,7 +71,7 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   const InputFormat o_input = weights.o.activation;
   Matrix attended =
       w.attended.As(o_input.dtype == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
-  AttentionParams params = MakeAttentionParams(shape, weights.window);
+  AttentionParams params = MakeAttentionParams(shape, weights.window, step.max_length);
   params.slopes = step.alibi_slopes;
   PagedAttention(context, params, kv, step.sequences, qkv.q, w.scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);

@@ -21,6 +21,7 @@ struct StepInput {
   SequenceRanges sequences;
   const int32_t* positions = nullptr;   // [tokens]
   RopeView rope;                        // rotary_dim 0: none
+  int64_t max_length = 0;               // of a sequence, as in WorkspaceSize
   int64_t logn_length = 0;              // the length that LogN counts from; 0: no LogN
   const float* alibi_slopes = nullptr;  // [q_heads]; null: none
   int64_t layer = 0;
@@ -34,7 +35,7 @@ struct QueryKeyValue {
   ConstMatrix v;  // with latents, the same memory as k
 };
 
-AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window);
+AttentionParams MakeAttentionParams(const DecoderShape& shape, int64_t window, int64_t max_length);
 
 // Adds the layer's attention to w.residual and leaves its keys and values in the cache.
 void RunAttention(const OpContext& context, const DecoderShape& shape,

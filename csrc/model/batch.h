@@ -1,5 +1,6 @@
 // One step's work as the decoder sees it: a ragged list of (sequence, token range, block table).
-// Plain pointers into memory that the step loop owns; a decode is a range of one token.
+// Two sequences must not write a block that they share, unless nobody reads it. Plain pointers into
+// memory that the step loop owns; a decode is a range of one token.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,9 @@
 namespace allspark {
 namespace {
 
-WorkspaceSize SizeFor(int64_t tokens, int64_t lora_max_rank) {
-  return {tokens, lora_max_rank > 0 ? MaxLoraColumns(lora_max_rank) : 0};
+WorkspaceSize SizeFor(int64_t tokens, const DecoderOptions& options) {
+  return {tokens, options.max_length,
+          options.lora_max_rank > 0 ? MaxLoraColumns(options.lora_max_rank) : 0};
 }
 
 // Bytes of the largest step's integers: tokens, positions, rows of logits, and a block table for
@@ -51,7 +52,7 @@ KvShape KvShapeOf(const DecoderShape& shape, const DecoderOptions& options) {
 
 DecoderBytes BytesOf(const DecoderShape& shape, const DecoderOptions& options,
                      const Device& device) {
-  const WorkspaceSize largest = SizeFor(options.max_tokens, options.lora_max_rank);
+  const WorkspaceSize largest = SizeFor(options.max_tokens, options);
   return {.block = device.KvBlockBytes(KvShapeOf(shape, options)),
           .arena = WorkspaceBytes(shape, largest, device.ops()),
           .tables = (shape.window_rope ? 2 : 1) * RopeTable::Bytes(shape, options.max_length),
@@ -246,8 +247,8 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
   TakeBatch(batch);
   const DecoderShape& shape = parts_.shape;
   lora_.Take(batch);
-  workspace_ = AllocateWorkspace(shape, SizeFor(batch.num_tokens, parts_.options.lora_max_rank),
-                                 device_.ops(), arena);
+  workspace_ =
+      AllocateWorkspace(shape, SizeFor(batch.num_tokens, parts_.options), device_.ops(), arena);
   const Workspace& w = workspace_;
   context_ = {&device_.ops(), w.row_scratch, batch.profile, batch.observer};
   StepInput step;
@@ -255,6 +256,7 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
   step.positions = positions_;
   step.lora = &lora_;
   step.tasks = &tasks_;
+  step.max_length = parts_.options.max_length;
   step.logn_length = parts_.options.use_logn_attn ? shape.max_position : 0;
   step.alibi_slopes = parts_.weights.alibi_slopes;
   if (in == nullptr) {
@@ -351,9 +353,12 @@ Result<std::vector<float>> Frequencies(const DecoderParts& parts) {
   const DecoderOptions& options = parts.options;
   const std::span<const float> given(parts.weights.rope_inv_freq,
                                      static_cast<size_t>(parts.shape.rotary_dim / 2));
-  if (options.rope_scaling_factor == 0) return std::vector<float>(given.begin(), given.end());
-  return ExtendFrequencies(given, options.rope_scaling_factor, options.max_length,
-                           parts.shape.max_position);
+  std::vector<float> own(given.begin(), given.end());
+  if (options.rope_scaling_factor == 0) return own;
+  Result<std::vector<float>> extended = ExtendFrequencies(
+      given, options.rope_scaling_factor, options.max_length, parts.shape.max_position);
+  if (!extended.ok() && options.may_keep_rope) return own;
+  return extended;
 }
 
 Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,

@@ -18,6 +18,9 @@ namespace allspark {
 
 class ModelReader;  // weights/model_reader.h
 
+// float32 holds every position up to here exactly, so angles are position * frequency as written.
+inline constexpr int64_t kMaxPositions = int64_t{1} << 24;
+
 struct DecoderOptions {
   int64_t max_length = 0;       // positions the rope table must cover
   int64_t max_tokens = 0;       // most tokens in one batch
@@ -27,6 +30,7 @@ struct DecoderOptions {
   int64_t lora_max_rank = 0;  // highest rank of a batch's adapters; 0: there are none
   // For max_length beyond the model's max_position (RuntimeConfig says what they do).
   double rope_scaling_factor = 0;  // 0: rope as the model has it
+  bool may_keep_rope = false;      // a rope that the factor cannot be applied to stays as it is
   bool use_logn_attn = false;
 };
 

@@ -18,9 +18,6 @@ static_assert(static_cast<int>(kernels::Activation::kRelu) == proto::RELU);
 static_assert(static_cast<int>(kernels::RouterScore::kSoftmax) == proto::ROUTER_SOFTMAX);
 static_assert(static_cast<int>(kernels::RouterScore::kSigmoid) == proto::ROUTER_SIGMOID);
 
-// float32 holds every position up to here exactly, so angles are position * frequency as written.
-constexpr int64_t kMaxPositions = int64_t{1} << 24;
-
 // Dimensions that kernels reduce over are stored in whole pack groups.
 Status CheckPackGroups(const proto::DecoderSpec& spec) {
   const int64_t group = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 1;

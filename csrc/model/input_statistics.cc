@@ -164,17 +164,27 @@ void InputCollector::AddProducts(const ConstMatrix& x, Weight& weight) {
 std::optional<InputStatistics> InputCollector::Take(std::string_view tensor, int64_t part) {
   for (auto& [data, weight] : weights_) {
     if (weight.tensor != tensor || weight.part != part) continue;
-    InputStatistics taken;
-    taken.num_features = weight.statistics.num_features;
-    std::swap(taken, weight.statistics);
+    InputStatistics taken = TakeFrom(weight);
     if (!taken.products.empty()) Mirror(taken.num_features, taken.products);
     return taken;
   }
   return std::nullopt;
 }
 
+InputStatistics InputCollector::TakeFrom(Weight& weight) {
+  InputStatistics taken;
+  taken.num_features = weight.statistics.num_features;
+  std::swap(taken, weight.statistics);
+  return taken;
+}
+
 std::optional<InputCollector::NotFinite> InputCollector::TakeNotFinite() {
   return std::exchange(not_finite_, std::nullopt);
+}
+
+void InputCollector::Discard() {
+  for (auto& [data, weight] : weights_) TakeFrom(weight);
+  not_finite_.reset();
 }
 
 }  // namespace allspark

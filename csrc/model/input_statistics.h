@@ -35,6 +35,8 @@ class InputCollector final : public InputObserver {
     int64_t part = 0, count = 0, row = 0;
   };
   std::optional<NotFinite> TakeNotFinite();
+  // All sums begin anew, and what was not finite is forgotten.
+  void Discard();
 
  private:
   struct Weight {
@@ -44,6 +46,7 @@ class InputCollector final : public InputObserver {
     InputStatistics statistics;
   };
 
+  static InputStatistics TakeFrom(Weight& weight);
   template <typename T>
   void AddRows(const ConstMatrix& x, Weight& weight);
   template <typename T>

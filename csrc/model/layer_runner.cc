@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -15,6 +16,7 @@
 #include "model/input_statistics.h"
 #include "ops/cpu/cpu_device.h"
 #include "ops/kv_memory.h"
+#include "platform/float_mode.h"
 #include "platform/thread_pool.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
@@ -53,6 +55,8 @@ class LayerRunnerImpl final : public LayerRunner {
  private:
   Status CheckIds(const int32_t* ids, int64_t count) const;
   Status CheckFinite(int64_t first_sequence);
+  Status RunPasses(const int32_t* ids, const float* in, int64_t num_sequences, float* out,
+                   float* logits);
   void RunPass(const int32_t* ids, const float* in, int64_t num_sequences, float* out,
                float* logits);
 
@@ -76,6 +80,12 @@ Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
       ModelReader::OpenImage(std::move(image), &pool_, /*verify=*/false);
   if (!reader.ok()) return reader.status();
   reader_ = std::move(*reader);
+  const proto::DecoderSpec& spec = reader_->spec();
+  if (spec.learned_positions() && length_ > spec.max_position()) {
+    return Status::InvalidArgument("length is " + std::to_string(length_) +
+                                   "; it must be at most " + std::to_string(spec.max_position()) +
+                                   ", the positions that the model has embeddings of");
+  }
   const int64_t max_tokens = sequences_per_pass_ * length_;
   Result<std::unique_ptr<Decoder>> decoder =
       Decoder::Create(*reader_,
@@ -112,6 +122,11 @@ Status LayerRunnerImpl::Observe(const std::vector<std::string>& tensors, bool pr
     }
     const size_t dot = tensor.rfind('.');
     const std::string_view own = std::string_view(tensor).substr(dot + 1);
+    if (own == "k_up" || own == "v_up") {
+      return Status::InvalidArgument("tensor '" + tensor +
+                                     "' is a matrix for each head, and the heads' inputs differ; "
+                                     "it must be one matrix, or those of experts");
+    }
     const int64_t count = own.starts_with(kExperts) ? reader_->spec().num_experts() : 1;
     collector_.Add(tensor, view->data, count, view->bytes / count, view->shape[1], products);
   }
@@ -131,7 +146,15 @@ Status LayerRunnerImpl::CheckIds(const int32_t* ids, int64_t count) const {
 Status LayerRunnerImpl::Run(const int32_t* ids, const float* in, int64_t num_sequences, float* out,
                             float* logits) {
   if (in == nullptr) AS_RETURN_IF_ERROR(CheckIds(ids, num_sequences * length_));
+  Status status = RunPasses(ids, in, num_sequences, out, logits);
+  if (!status.ok()) collector_.Discard();
+  return status;
+}
+
+Status LayerRunnerImpl::RunPasses(const int32_t* ids, const float* in, int64_t num_sequences,
+                                  float* out, float* logits) {
   const int64_t row = length_ * hidden_size();
+  const DefaultFloatMode mode;
   try {
     for (int64_t first = 0; first < num_sequences; first += sequences_per_pass_) {
       RunPass(in == nullptr ? ids + first * length_ : nullptr,
@@ -198,28 +221,28 @@ Result<InputStatistics> LayerRunnerImpl::TakeStatistics(std::string_view tensor,
 Result<std::unique_ptr<LayerRunner>> LayerRunner::Create(std::shared_ptr<const ModelImage> image,
                                                          const LayerRunnerOptions& options) {
   if (image == nullptr) return Status::InvalidArgument("image is null; it must be a model");
-  if (options.length < 1) {
+  if (options.length < 1 || options.length > kMaxPositions) {
     return Status::InvalidArgument("length is " + std::to_string(options.length) +
-                                   "; it must be at least 1");
+                                   "; it must be in [1, " + std::to_string(kMaxPositions) + "]");
   }
   if (options.num_threads < 0 || options.num_threads > 4096) {
     return Status::InvalidArgument("num_threads is " + std::to_string(options.num_threads) +
                                    "; it must be in [0, 4096]");
   }
-  const kernels::KernelTable* table =
-      options.isa.empty() ? kernels::DefaultTable() : kernels::FindTable(options.isa);
-  if (table == nullptr) {
-    return Status::InvalidArgument("isa is '" + options.isa +
-                                   "'; it must be a kernel table of this processor");
-  }
+  const Result<const kernels::KernelTable*> table = ChooseKernels(options.isa);
+  if (!table.ok()) return table.status();
   const int num_threads =
       options.num_threads > 0 ? static_cast<int>(options.num_threads) : CpuCount();
+  const DefaultFloatMode mode;
   try {
-    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads, *table);
+    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads, **table);
     AS_RETURN_IF_ERROR(runner->Open(std::move(image)));
     return std::unique_ptr<LayerRunner>(std::move(runner));
   } catch (const std::bad_alloc&) {
     return Status::ResourceExhausted("no memory for a runner of layers");
+  } catch (const std::system_error& error) {
+    return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
+                                     ", but the system gives no more threads: " + error.what());
   } catch (const InternalError& error) {
     return Status::Internal(error.what());
   }

@@ -94,7 +94,7 @@ struct Layout {
 
 Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const DeviceOps& ops,
               unsigned char* base) {
-  const auto [tokens, lora_columns] = size;
+  const auto [tokens, max_length, lora_columns] = size;
   Workspace w;
   ArenaLayout common(base, 0);
   w.residual = common.Take(DType::kFloat32, tokens, shape.hidden);
@@ -126,7 +126,8 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const Device
   w.attended = attention.TakeActivations(attended, tokens, shape.q_cols());
   const DType o_input = latents ? shape.compute : DType::kInt8;
   w.o_input = attention.TakeActivations(o_input, tokens, shape.o_cols());
-  const int64_t scratch_floats = ops.AttentionScratch(MakeAttentionParams(shape, 0));
+  const int64_t scratch_floats =
+      ops.AttentionScratch(MakeAttentionParams(shape, /*window=*/0, max_length));
   w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   ArenaLayout mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());

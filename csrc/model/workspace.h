@@ -72,6 +72,7 @@ struct Workspace {
 // What the size of a workspace depends on.
 struct WorkspaceSize {
   int64_t tokens = 0;
+  int64_t max_length = 0;    // of a sequence
   int64_t lora_columns = 0;  // most elements of an adapter's a * x; 0: no adapters
 };
 

@@ -16,6 +16,7 @@ struct AttentionParams {
   float soft_cap = 0.0f;  // 0: none
   // [q_heads] or null: scores get slope * (key position - query position).
   const float* slopes = nullptr;
+  int64_t max_length = 0;  // of a sequence, from which the scratch memory follows; 0: any
 };
 
 // q, out: [tokens, q_heads * head_dim]; q float32, out in the compute dtype. The keys of these

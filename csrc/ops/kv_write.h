@@ -8,7 +8,8 @@
 namespace allspark {
 
 // k, v: [tokens, kv_heads * head_dim] float32 with the same row stride.
-// Requires: the ranges follow one another and begin at row 0.
+// Requires: the ranges follow one another and begin at row 0. Two of them must not write a block
+// that they share, unless nobody reads it: a word holds elements of several tokens.
 void KvWrite(const OpContext& context, const KvLayer& kv, const SequenceRanges& sequences,
              const ConstMatrix& k, const ConstMatrix& v);
 

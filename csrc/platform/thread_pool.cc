@@ -12,6 +12,7 @@
 #include <exception>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "platform/affinity.h"
+#include "platform/float_mode.h"
 
 namespace allspark {
 
@@ -250,13 +252,15 @@ void ThreadPool::Impl::PinWorker(int id, const std::vector<int>& cores) {
   }
 }
 
-void ThreadPool::Impl::KeepCallerOffWorkers() const {
+void ThreadPool::Impl::KeepCallerOffWorkers() const try {
   std::vector<int> others;
   const std::vector<int> cores = caller_cores_.empty() ? AffinityCores() : caller_cores_;
   std::set_difference(cores.begin(), cores.end(), worker_cores_.begin(), worker_cores_.end(),
                       std::back_inserter(others));
   const bool is_bound = !caller_cores_.empty() || others.size() < cores.size();
   if (!others.empty() && is_bound) PinThread(pthread_self(), others);
+} catch (const std::bad_alloc&) {
+  // It only costs speed.
 }
 
 void ThreadPool::Impl::Stop() {
@@ -302,6 +306,7 @@ uint64_t ThreadPool::Impl::WaitForChange(Worker& self, uint64_t seen) {
 }
 
 void ThreadPool::Impl::WorkerLoop(int id) {
+  const DefaultFloatMode mode;
   Worker& self = workers_[static_cast<size_t>(id)];
   uint64_t seen = 0;
   while (true) {

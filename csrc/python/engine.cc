@@ -49,6 +49,15 @@ py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdAr
   return py::make_tuple(started.status(), handles, queues);
 }
 
+// Deletes without the GIL, since it waits for the step threads. Nothing that an engine holds runs
+// Python when it goes.
+struct DeleteWithoutGil {
+  void operator()(Engine* engine) const {
+    const GilReleased released;
+    delete engine;
+  }
+};
+
 // Runs a call without the GIL; its failure becomes an exception.
 template <typename Call>
 int64_t Unwrap(Call call) {
@@ -100,11 +109,13 @@ py::list ListMetrics(const Engine& engine) {
 }  // namespace
 
 void BindEngine(py::module_& m) {
-  py::class_<Engine>(m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
+  py::class_<Engine, std::unique_ptr<Engine, DeleteWithoutGil>>(
+      m, "NativeEngine", "The engine; wrapped by allspark.Engine.")
       .def(py::init<>())
       .def("check_process", &Engine::CheckProcess)
       .def("register_image",
            [](Engine& engine, const std::string& name, const ImageHandle& handle) {
+             const GilReleased released;
              return engine.RegisterImage(name, handle.image);
            })
       .def("install_model", &Engine::InstallModel, NoGil())

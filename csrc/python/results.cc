@@ -45,6 +45,16 @@ bool HasTokensOnly(const GeneratedElements& elements) {
          elements.tensors_from_model_inference.empty();
 }
 
+// The native queue, also of an allspark.ResultQueue, which wraps one.
+std::shared_ptr<ResultQueue> NativeOf(const py::object& queue) {
+  const py::object native = py::getattr(queue, "_native", queue);
+  if (!py::isinstance<ResultQueue>(native)) {
+    throw py::type_error("queue is a " + std::string(Py_TYPE(queue.ptr())->tp_name) +
+                         "; it must be a ResultQueue");
+  }
+  return native.cast<std::shared_ptr<ResultQueue>>();
+}
+
 // What a reader of many queues needs to know of one: whose it is, the ids, how many tokens of the
 // prompt the prefix cache had, the elements where there is more in them, and whether these are the
 // last. One call instead of a dozen, each of which would cost as much as it.
@@ -167,7 +177,12 @@ void BindResults(py::module_& m) {
       m, "CompletionSet", "Queues that changed, behind one pollable descriptor.")
       .def(py::init(&CompletionSet::Create))
       .def("fileno", &CompletionSet::fd)
-      .def("attach", &CompletionSet::Attach, py::arg("queue"), py::arg("only_end") = false)
+      .def(
+          "attach",
+          [](CompletionSet& set, const py::object& queue, bool only_end) {
+            set.Attach(NativeOf(queue), only_end);
+          },
+          py::arg("queue"), py::arg("only_end") = false)
       .def("drain",
            [](CompletionSet& set) {
              std::vector<uint64_t> ids;

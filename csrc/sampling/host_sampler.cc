@@ -33,8 +33,10 @@ HostSampler::HostSampler(int64_t vocab_size, const kernels::KernelTable& kernels
   AS_CHECK(kernels.argmax != nullptr && kernels.sum_exp != nullptr)
       << "kernel table '" << kernels.name << "' has no argmax or no sum_exp";
   const int num_threads = pool != nullptr ? pool->num_threads() : 1;
-  scratch_.resize(static_cast<size_t>(vocab_size) * static_cast<size_t>(num_threads));
-  raw_logits_.resize(scratch_.size());
+  const size_t size = static_cast<size_t>(vocab_size) * static_cast<size_t>(num_threads);
+  // Not filled: pages that are not written take no memory.
+  scratch_ = std::make_unique_for_overwrite<TokenCandidate[]>(size);
+  raw_logits_ = std::make_unique_for_overwrite<float[]>(size);
 }
 
 void HostSampler::Sample(SamplingRow* rows, int64_t num_rows) {
@@ -53,11 +55,11 @@ void HostSampler::SampleRow(SamplingRow& row, int thread) {
     RankRow(row, thread);
     return;
   }
-  float* const raw_logits = raw_logits_.data() + thread * vocab_size_;
+  float* const raw_logits = raw_logits_.get() + thread * vocab_size_;
   const bool raw_logprobs = row.logprobs != nullptr && row.logprobs->raw;
   if (raw_logprobs) std::copy_n(row.logits, vocab_size_, raw_logits);
   Process(row);
-  row.token = Choose(row, scratch_.data() + thread * vocab_size_);
+  row.token = Choose(row, scratch_.get() + thread * vocab_size_);
   if (row.logprobs != nullptr && row.token >= 0) {
     ComputeLogprobs(kernels_, raw_logprobs ? raw_logits : row.logits, vocab_size_, row.token,
                     *row.logprobs);
@@ -69,7 +71,7 @@ void HostSampler::RankRow(SamplingRow& row, int thread) {
   LogSoftmax(kernels_, row.logits, vocab_size_);
   float* reported = row.logits;
   if (row.logprobs != nullptr && row.logprobs->raw) {
-    reported = raw_logits_.data() + thread * vocab_size_;
+    reported = raw_logits_.get() + thread * vocab_size_;
     std::copy_n(row.logits, vocab_size_, reported);
   }
   Process(row);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "kernels/kernel_table.h"
 #include "platform/thread_pool.h"
@@ -13,8 +13,9 @@ namespace allspark {
 
 class HostSampler final : public Sampler {
  public:
-  // Takes 12 bytes x vocab_size per thread of the pool (null: one thread, the caller). `kernels`
-  // and `pool` must outlive it. Requires: the table has argmax and sum_exp.
+  // Takes up to 12 bytes x vocab_size per thread of the pool (null: one thread, the caller), which
+  // are in use only once rows need them: greedy rows need none. `kernels` and `pool` must outlive
+  // it. Requires: the table has argmax and sum_exp.
   HostSampler(int64_t vocab_size, const kernels::KernelTable& kernels, ThreadPool* pool);
   void Sample(SamplingRow* rows, int64_t num_rows) override;
 
@@ -30,8 +31,8 @@ class HostSampler final : public Sampler {
   const kernels::KernelTable& kernels_;
   ThreadPool* pool_;
   // One row of vocab_size per thread each.
-  std::vector<TokenCandidate> scratch_;
-  std::vector<float> raw_logits_;
+  std::unique_ptr<TokenCandidate[]> scratch_;
+  std::unique_ptr<float[]> raw_logits_;
 };
 
 }  // namespace allspark

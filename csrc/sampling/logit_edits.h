@@ -3,12 +3,12 @@
 // device computes. Any thread.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
 
 #include "sampling/logits_processors.h"
+#include "sampling/suffix_repeats.h"
 #include "sampling/token_counts.h"
 
 namespace allspark {
@@ -45,9 +45,11 @@ struct RowEdits {
 
   const LogitsProcessors* processors = nullptr;  // null: none
   // What the processors look at: prompt and output so far, counts of the same (needed where
-  // NeedsCounts()), and the state of bad_words after them.
+  // NeedsCounts()), their repeats (needed with no_repeat_ngram_size), and the state of bad_words
+  // after them.
   std::span<const int32_t> tokens = {};
   const TokenCounts* counts = nullptr;
+  const SuffixRepeats* repeats = nullptr;
   int32_t bad_word_state = WordMatcher::kStart;
   // Tokens that may not be chosen now (EOS before min_length).
   std::span<const int32_t> banned = {};
@@ -55,8 +57,6 @@ struct RowEdits {
  private:
   template <typename Visit>
   void Penalties(Visit& visit) const;
-  template <typename Visit>
-  void RepeatedNgrams(Visit& visit) const;
 };
 
 template <typename Visit>
@@ -67,7 +67,9 @@ void RowEdits::ForEach(Visit&& visit) const {
       visit(LogitEdit{token, LogitEdit::Kind::kAdd, bias});
     }
     if (processors->NeedsCounts()) Penalties(visit);
-    if (processors->no_repeat_ngram_size > 0) RepeatedNgrams(ban);
+    if (processors->no_repeat_ngram_size > 0) {
+      repeats->ForEachFollower(tokens, processors->no_repeat_ngram_size - 1, ban);
+    }
     if (processors->bad_words != nullptr) {
       processors->bad_words->ForEachCompletion(bad_word_state, ban);
     }
@@ -87,19 +89,6 @@ void RowEdits::Penalties(Visit& visit) const {
       const auto count = static_cast<float>(entry.num_output);
       visit(LogitEdit{entry.token, Kind::kAdd, -(p.frequency_penalty * count)});
       visit(LogitEdit{entry.token, Kind::kAdd, -p.presence_penalty});
-    }
-  }
-}
-
-// The tokens that followed earlier occurrences of the last size - 1 tokens.
-template <typename Visit>
-void RowEdits::RepeatedNgrams(Visit& visit) const {
-  const auto context_size = static_cast<size_t>(processors->no_repeat_ngram_size - 1);
-  if (tokens.size() < context_size) return;
-  const std::span<const int32_t> context = tokens.last(context_size);
-  for (size_t i = 0; i + context_size < tokens.size(); ++i) {
-    if (std::equal(context.begin(), context.end(), tokens.begin() + static_cast<int64_t>(i))) {
-      visit(tokens[i + context_size]);
     }
   }
 }

@@ -269,6 +269,7 @@ bool Scheduler::PlanDecode(ScheduledSequence* sequence) {
       }
       TakeBlock(beam);
     }
+    beam->num_restored = 0;
     plan_.push_back({beam, beam->num_computed, 1, true});
   }
   return true;

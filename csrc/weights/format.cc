@@ -41,6 +41,13 @@ bool IsMadeElsewhere(const proto::WeightQuant& quant) {
 }
 
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec) {
+  const bool version3 = spec.kv_latent() != 0 || spec.qkv_limit() != 0.0f;
+  return std::max<uint32_t>(OldestVersionOf(spec), version3 ? 3 : 1);
+}
+
+// Leaves out fields of version 3 that writers once wrote as version 1 or 2: kv_latent, with which
+// other tensors are required, and qkv_limit.
+uint32_t OldestVersionOf(const proto::DecoderSpec& spec) {
   const auto any_quant = [&](const auto& is) {
     return std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(), is);
   };

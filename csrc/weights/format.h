@@ -23,6 +23,8 @@ static_assert(std::endian::native == std::endian::little,
 inline constexpr uint32_t kFormatVersion = 8;  // The newest that this build reads and writes.
 // The version to write a model in: the oldest that can hold it.
 uint32_t FormatVersionOf(const proto::DecoderSpec& spec);
+// The oldest version that a file of this spec may have: not every writer took the one above.
+uint32_t OldestVersionOf(const proto::DecoderSpec& spec);
 // Whether the weight has a form of version 6 or 7, which floats are not quantised to here.
 bool IsMadeElsewhere(const proto::WeightQuant& quant);
 inline constexpr char kGraphMagic[kMagicBytes] = {'A', 'S', 'G', 'R', 'A', 'P', 'H', '\0'};

@@ -105,7 +105,7 @@ WeightView ViewOf(const proto::TensorRecord& record, const unsigned char* param)
 
 // Matches the records of `file` with the tensors that its spec requires. Views point into `param`.
 Result<TensorMap> CheckTensors(const proto::ModelFile& file, const unsigned char* param) {
-  const uint32_t version = weights::FormatVersionOf(file.spec());
+  const uint32_t version = weights::OldestVersionOf(file.spec());
   if (file.format_version() < version) {
     // A reader of the file's version would ignore the fields that it does not know.
     return Status::DataLoss("spec: its fields need format " + std::to_string(version) +

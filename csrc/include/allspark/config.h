@@ -206,8 +206,8 @@ struct GenerationConfig {
   bool use_draft_model = true;
   // True: the log-probability of each output token comes with it.
   bool logprobs = false;
-  // Number of likeliest tokens reported with each token, with their log-probabilities. Needs
-  // logprobs or prompt_logprobs.
+  // Number of likeliest tokens reported with each token, with their log-probabilities. Without
+  // logprobs and prompt_logprobs it has no effect.
   int64_t top_logprobs = 0;
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   // True: the log-probability of each prompt token but the first, of the model's own logits.

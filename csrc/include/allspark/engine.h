@@ -102,8 +102,8 @@ struct EngineStat {
   double prefix_cache_hit_rate = 0, prefix_cache_miss_rate = 0;
   int64_t num_preemptions = 0, num_steps = 0;
   int64_t total_draft_token = 0, total_accepted_draft_token = 0;
-  // Requests that ended, by their FinishReason; and those denied because the queue was full or
-  // their tensors had no room.
+  // Requests that ended, by their FinishReason; and those denied because the queue or their tensors
+  // had no room, or a deadline or the model's stop came while they waited for it.
   int64_t finished_stop = 0, finished_length = 0, finished_cancelled = 0;
   int64_t finished_deadline = 0, finished_interrupted = 0, finished_error = 0;
   int64_t denied_request = 0;
@@ -159,9 +159,9 @@ class Engine {
   // destructor stops nothing and frees nothing. Any process may create engines of its own.
   Status CheckProcess() const;
 
-  // Makes an in-memory model available to InstallModel under `model_name`. The engine holds the
-  // image until the model is released. After that, the model can be installed again as long as the
-  // caller holds the image.
+  // Makes an in-memory model available to InstallModel under `model_name`, also as a draft model.
+  // The engine holds the image until a model that was installed with it is released. After that, it
+  // can be installed again as long as the caller holds the image.
   Status RegisterImage(const std::string& model_name, std::shared_ptr<const ModelImage> image);
 
   // Opens and verifies the model; state Initial. Fails when the name is taken, a file is
@@ -233,8 +233,9 @@ class Engine {
   // in these blocks, and wait for the current step at most.
   Result<int64_t> FindPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
                              const std::string& lora_name = "");
-  // Keeps the blocks until UnpinPrefix (once for each pin) or ClearPrefixCache. Pinned blocks must
-  // leave room for one request of engine_max_length; a pin beyond that is refused.
+  // Keeps the blocks that are in the device's memory until UnpinPrefix (once for each pin) or
+  // ClearPrefixCache. Pinned blocks must leave room for one request of engine_max_length; a pin
+  // beyond that is refused.
   Result<int64_t> PinPrefix(const std::string& model_name, std::span<const int64_t> prompt_ids,
                             const std::string& lora_name = "");
   // 0: neither these tokens nor a prefix of them is pinned.

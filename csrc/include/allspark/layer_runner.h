@@ -42,14 +42,15 @@ class LayerRunner {
   virtual int64_t vocab_size() const = 0;
   virtual int64_t length() const = 0;
   // From now on runs add to the statistics of these weights ("layers.0.qkv"), which must not be
-  // quantised. Without `products` these are cheap. NotFound names a weight that the model does not
-  // have.
+  // quantised, nor k_up or v_up of latent attention. Without `products` these are cheap. NotFound
+  // names a weight that the model does not have.
   virtual Status Observe(const std::vector<std::string>& tensors, bool products = true) = 0;
   // Runs all layers. The residual stream [num_sequences * length, hidden_size] begins as `in`, or
   // where that is null as the embeddings of `ids` [num_sequences * length]; `out`, which may be
   // `in`, gets what it is at the end, unless it is null; and `logits` [num_sequences * length,
   // vocab_size] what the head makes of it, unless that is null. DataLoss names the weight and the
-  // token whose input has a number that is not finite.
+  // token whose input has a number that is not finite. After any error but InvalidArgument, which
+  // names an id, all statistics begin anew.
   virtual Status Run(const int32_t* ids, const float* in, int64_t num_sequences, float* out,
                      float* logits = nullptr) = 0;
   // The sums so far, which begin anew. NotFound where the weight is not observed, or has no such

@@ -30,9 +30,13 @@ int64_t ScratchStride(const AttentionParams& params) {
 
 // The chunks of divided decodes whose partial results fit in the scratch memory; a decode that does
 // not fit is not divided. 1024 chunks are one KV head of a sequence of 256 Ki tokens; many threads
-// get 64 chunks each. One thread divides nothing.
-int64_t MostPartialChunks(int64_t num_threads) {
-  return num_threads == 1 ? 0 : std::max<int64_t>(1024, 64 * num_threads);
+// get 64 chunks each. Each cut between two threads divides one decode at most.
+int64_t MostPartialChunks(const AttentionParams& params, int64_t num_threads) {
+  const int64_t cuts = num_threads - 1;
+  if (cuts == 0) return 0;
+  const int64_t most = std::max<int64_t>(1024, 64 * num_threads);
+  if (params.max_length == 0) return most;
+  return std::min(most, cuts * CeilDiv(params.max_length, kernels::kAttentionChunk));
 }
 
 // Tokens of a sequence's chunk that one item covers.
@@ -75,7 +79,7 @@ class ItemWalk {
                                        std::max<int64_t>(even, 1));
     for (const SequenceRange& sequence : sequences) total_ += HeadCost(sequence) * params.kv_heads;
     if (total_ * Group(params) * params.head_dim >= kSerialWork) parts_ = num_threads;
-    most_partial_chunks_ = divide ? MostPartialChunks(parts_) : 0;
+    most_partial_chunks_ = divide ? MostPartialChunks(params, parts_) : 0;
   }
 
   int64_t parts() const { return parts_; }
@@ -214,8 +218,9 @@ kernels::AttentionArgs CommonArgs(const AttentionParams& params, const kernels::
 
 int64_t CpuOps::AttentionScratch(const AttentionParams& params) const {
   const int64_t num_threads = pool_.num_threads();
-  return ScratchStride(params) * num_threads + MostPartialChunks(num_threads) * Group(params) *
-                                                   kernels::AttentionPartialFloats(params.head_dim);
+  const int64_t chunk_floats = Group(params) * kernels::AttentionPartialFloats(params.head_dim);
+  return ScratchStride(params) * num_threads +
+         MostPartialChunks(params, num_threads) * chunk_floats;
 }
 
 void CpuOps::Attention(const AttentionParams& params, const KvLayer& kv,

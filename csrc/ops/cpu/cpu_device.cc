@@ -19,6 +19,19 @@ std::shared_ptr<T> PointerTo(T& object) {
 
 }  // namespace
 
+Result<const kernels::KernelTable*> ChooseKernels(const std::string& isa) {
+  const kernels::KernelTable* table =
+      isa.empty() ? kernels::DefaultTable() : kernels::FindTable(isa);
+  if (table != nullptr) return table;
+  std::string names;
+  for (const kernels::KernelTable* available : kernels::AvailableTables()) {
+    names += std::string(names.empty() ? "" : ", ") + available->name;
+  }
+  return Status::InvalidArgument(
+      (isa.empty() ? "ALLSPARK_CPU_ISA" : "isa is '" + isa + "', which") +
+      " names no instruction set of this machine; it has: " + names);
+}
+
 CpuDevice::Parts CpuDevice::Parts::NotOwned(Allocator& allocator, ThreadPool& pool,
                                             const kernels::KernelTable& kernels) {
   return {PointerTo(allocator), PointerTo(pool), &kernels};

@@ -4,12 +4,18 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include "allspark/status.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/device.h"
 #include "platform/numa.h"
 
 namespace allspark {
+
+// The kernel table named `isa`; "": the one that ALLSPARK_CPU_ISA names, or else the fastest.
+// InvalidArgument if that one cannot run here; it names those that can.
+Result<const kernels::KernelTable*> ChooseKernels(const std::string& isa = "");
 
 class CpuDevice : public Device {
  public:

@@ -75,6 +75,29 @@ TEST_F(BackPressureTest, RefusesWhatIsTooMuch) {
   EXPECT_EQ(Run({1}, Greedy(1)).size(), 1u);
 }
 
+TEST_F(BackPressureTest, AllSamplesOfARequestCount) {
+  RuntimeConfig config = OneRunsOneWaits(QueueFullPolicy::kRefuse);
+  config.max_waiting_requests = 3;
+  Install(config);
+  hook_.loop_gate.Close();
+  ASSERT_OK(engine_->StartModel("m"));
+  GenerationConfig best;
+  best.max_new_tokens = 2;
+  best.best_of = 4;
+  Start({1, 2, 3}, Greedy(3));
+  const Status status = engine_->StartRequest("m", Ids{1}, best).status();
+  EXPECT_EQ(status.as_status(), AsStatus::kRequestDenied);
+  EXPECT_EQ(status.message(),
+            "0 requests are waiting; max_waiting_requests is 3; this one has 4 sequences");
+  best.best_of = 3;
+  Start({1, 2, 3}, best);
+  hook_.loop_gate.Open();
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+  best.best_of = 9;  // more than the bound: only alone
+  Start({1, 2, 3}, best);
+  ASSERT_OK(engine_->SyncAllRequests("m"));
+}
+
 TEST_F(BackPressureTest, BlockedStartsEnterInTheirOrder) {
   Fill(OneRunsOneWaits(QueueFullPolicy::kBlock));
   std::vector<uint64_t> begun;
@@ -140,6 +163,7 @@ TEST_F(BackPressureTest, ADeadlineOrTheCallerEndsTheWait) {
   cancelled = true;
   EXPECT_EQ(StatusOf(second).code(), StatusCode::kCancelled);
   EXPECT_FALSE(callers_[third].done);
+  EXPECT_EQ(engine_->GetEngineStat("m")->denied_request, 1);  // the caller's own end is no refusal
   hook_.loop_gate.Open();
   EXPECT_OK(StatusOf(third));
 }

@@ -50,6 +50,20 @@ TEST_F(CompletionSetTest, ASignalThatComesAfterTheDrainWakesNobody) {
   EXPECT_FALSE(Readable(engine_set_->fd()));
 }
 
+TEST_F(CompletionSetTest, TheEnginesOwnSetHasEachQueueOnce) {
+  const auto queue = MakeQueue(1);
+  engine_set_->Attach(queue, /*only_end=*/false);
+  EXPECT_FALSE(Readable(engine_set_->fd()));
+  CompletionSets unsignalled;
+  queue->Append(5, nullptr, 0);
+  queue->Announce(unsignalled);
+  for (const auto& set : unsignalled) set->Signal();
+  EXPECT_EQ(engine_set_->Drain().size(), 1u);
+  engine_set_->Attach(queue, /*only_end=*/false);  // It has news that nobody read.
+  EXPECT_TRUE(Readable(engine_set_->fd()));
+  EXPECT_EQ(engine_set_->Drain().size(), 1u);
+}
+
 TEST_F(CompletionSetTest, AnEndIsSignalledAtOnce) {
   const auto queue = MakeQueue(1);
   set_->Attach(queue, /*only_end=*/true);

@@ -216,5 +216,30 @@ TEST_F(DraftModelTest, RefusesModelsThatDoNotFit) {
   EXPECT_OK(engine_->InstallModel(SmallConfig("other")));
 }
 
+TEST_F(DraftModelTest, OneWithoutARopeToScaleKeepsItsOwn) {
+  proto::DecoderSpec other = TinyGpt2Spec();
+  other.set_vocab_size(spec_.vocab_size());
+  RuntimeConfig config = SmallConfig();
+  config.rope_scaling_factor = 2.0;  // Which changes nothing up to the trained length.
+  Start(config, other, 77);
+  EXPECT_EQ(RunAll({{1, 2, 3}}, {Greedy(60)}), Expected({{1, 2, 3}}, {Greedy(60)}));
+}
+
+TEST_F(DraftModelTest, AStartThatFailsNamesIt) {
+  static kernels::KernelTable table = *kernels::FindTable("reference");  // It outlives the engine.
+  table.layer_norm[static_cast<int>(DType::kFloat32)] = nullptr;
+  TestingAccess::SetKernelTable(*engine_, &table);
+  proto::DecoderSpec other = TinyGpt2Spec();
+  other.set_vocab_size(spec_.vocab_size());
+  ASSERT_OK(engine_->RegisterImage("draft", MakeRandomModel(other, 1)));
+  RuntimeConfig config = SmallConfig();
+  config.draft_model = "draft";
+  InstallDeep(config);
+  const Status status = engine_->StartModel("m");
+  EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
+  EXPECT_TRUE(status.message().starts_with("draft_model is 'draft', which cannot be used: kernel"))
+      << status.message();
+}
+
 }  // namespace
 }  // namespace allspark::testing

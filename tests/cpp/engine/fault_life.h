@@ -272,7 +272,7 @@ class FaultLife {
   }
 
   void Stop() {
-    NeedsNone("stop_model", [&] { return engine_->StopModel("m"); });
+    NeedsNone("stop_model", [&] { return engine_->StopModel("m", StopMode::kDrain); });
     NeedsNone("release_model", [&] { return engine_->ReleaseModel("m"); });
     const int64_t num_live = allocator_ != nullptr ? allocator_->Stats().num_live : 0;
     EXPECT_EQ(num_live, 0);

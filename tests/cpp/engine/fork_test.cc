@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,10 +11,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <thread>
 
 #include "allspark/model_serializer.h"
 #include "cpp/engine/engine_harness.h"
+#include "engine/request_spec.h"
 
 namespace allspark::testing {
 namespace {
@@ -169,6 +172,28 @@ TEST_F(ForkTest, TheForkTakesNoCompletionOfItsParent) {
   pollfd readable{set->fd(), POLLIN, 0};
   EXPECT_EQ(poll(&readable, 1, 0), 1);
   EXPECT_EQ(set->Drain().size(), 1u);
+}
+
+uint64_t DrawnSeed() {
+  const RequestLimits limits{.vocab_size = 8, .engine_max_length = 8, .block_size = 16};
+  return RequestSpec::Create(1, Ids{1}, GenerationConfig(), limits, false)->sampling.seed;
+}
+
+TEST(DrawnSeedTest, NoTwoForksDrawTheSame) {
+  const uint64_t first = DrawnSeed();
+  auto* const seeds = static_cast<uint64_t*>(mmap(
+      nullptr, 2 * sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(seeds, MAP_FAILED);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(RunInFork([&] {
+                seeds[i] = DrawnSeed();
+                return 0;
+              }),
+              0);
+  }
+  const std::set<uint64_t> drawn = {first, seeds[0], seeds[1], DrawnSeed()};
+  EXPECT_EQ(drawn.size(), 4u);
+  munmap(seeds, 2 * sizeof(uint64_t));
 }
 
 TEST_F(ForkTest, AModelThatIsBeingWrittenStaysItsParents) {

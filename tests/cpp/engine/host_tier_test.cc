@@ -1,14 +1,19 @@
 // The prefix cache's host tier, on a fake device with memory of its own: blocks that the device's
 // pool evicted come back from the host with the same bits.
+#include <atomic>
+
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/fake_device.h"
+#include "cpp/engine/function_mask.h"
 
 namespace allspark {
 namespace {
 
 using testing::CacheRatio;
 using testing::EngineTest;
+using testing::FunctionMask;
 using testing::Greedy;
+using testing::HookGuard;
 using testing::HostLink;
 using testing::Ids;
 using testing::RandomPrompt;
@@ -72,6 +77,45 @@ TEST_F(HostTierTest, BlocksComeBackFromTheHost) {
   EXPECT_EQ(*engine_->ClearPrefixCache("m") > 0, true);
   EXPECT_EQ(*engine_->FindPrefix("m", prompts[1]), 0);
   EXPECT_EQ(RunAndLook(prompts[1]).ids, first[1].ids);
+}
+
+TEST_F(HostTierTest, ALateMaskCountsNoTokenTwice) {
+  StartOnDevice("0.01");
+  std::vector<Ids> prompts;
+  for (int i = 0; i < 4; ++i) {
+    prompts.push_back(RandomPrompt(rng_, 120, vocab_size_));
+    RunAndLook(prompts.back());
+  }
+  std::atomic<FunctionMask*> late{nullptr};
+  const auto mask = std::make_shared<FunctionMask>([&](FunctionMask& own, int32_t) {
+    if (late == nullptr) {
+      late = &own;
+    } else {
+      own.PublishEvery(1);
+    }
+  });
+  int64_t steps = 0;
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase != StepPhase::kBegin) return;
+    gate_.Pass();
+    if (late != nullptr && ++steps == 5) late.load()->PublishEvery(1);
+  });
+  gate_.Close();
+  const StartedRequest other = Start(RandomPrompt(rng_, 20, vocab_size_), Greedy(60));
+  gate_.WaitArrived();
+  const StartedRequest request = *engine_->StartRequest("m", prompts[0], Greedy(4), mask);
+  gate_.Open();
+  int64_t cached = 0, on_gpu = 0, on_cpu = 0;
+  while (const auto elements = request.queue->Get()) {
+    cached = elements->prefix_cache_len;
+    on_gpu = elements->prefix_len_gpu;
+    on_cpu = elements->prefix_len_cpu;
+  }
+  EXPECT_EQ(request.queue->GeneratedLength(), 4) << request.queue->error();
+  EXPECT_EQ(cached, 112);
+  EXPECT_EQ(on_cpu, 112);
+  EXPECT_EQ(on_gpu, 0);
 }
 
 // Compares requests that preempt each other and find their blocks on the host with the same

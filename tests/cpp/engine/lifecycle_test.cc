@@ -1,10 +1,13 @@
 // The states of a model: Initial, Running, Stop, Released, and what is refused in each.
 
+#include <atomic>
 #include <fstream>
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
 #include "platform/affinity.h"
+#include "platform/float_mode.h"
+#include "support/float_mode.h"
 #include "support/sanitized.h"
 
 namespace allspark::testing {
@@ -69,6 +72,28 @@ TEST_F(EngineTest, AReleasedNameCanBeInstalledAgain) {
   image.reset();
   EXPECT_TRUE(watch.expired()) << "the engine keeps an image that it has released";
   EXPECT_EQ(engine_->InstallModel(SmallConfig()).code(), StatusCode::kNotFound);
+}
+
+// A loader registers its image under the model's name and the file's, and again for an install.
+TEST_F(EngineTest, AReleasedImageIsGoneUnderAllItsNames) {
+  auto image = MakeRandomModel(TinyLlamaSpec(), 1), draft = MakeRandomModel(TinyLlamaSpec(), 2);
+  for (const char* name : {"org/m", "org_m", "m"}) {
+    ASSERT_OK(engine_->RegisterImage(name, image));
+    ASSERT_OK(engine_->RegisterImage(std::string(name) + ".draft", draft));
+  }
+  RuntimeConfig config = SmallConfig();
+  config.draft_model = "m.draft";
+  ASSERT_OK(engine_->InstallModel(config));
+  const std::weak_ptr<const ModelImage> watch = image, watch_draft = draft;
+  image.reset(), draft.reset();
+  // While a model holds the image, its other names can be installed, too.
+  ASSERT_OK(engine_->InstallModel(SmallConfig("org/m")));
+  ASSERT_OK(engine_->ReleaseModel("m"));
+  EXPECT_TRUE(watch_draft.expired());
+  EXPECT_FALSE(watch.expired());
+  ASSERT_OK(engine_->ReleaseModel("org/m"));
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(engine_->InstallModel(SmallConfig("org_m")).code(), StatusCode::kNotFound);
 }
 
 TEST_F(EngineTest, ServesSeveralModels) {
@@ -217,6 +242,22 @@ TEST_F(EngineTest, RefusesBadRuntimeConfigs) {
   refused([](RuntimeConfig& c) { c.compute_unit = "TPU:0"; }, "compute_unit");
   refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.asgraph"; }, "/nonexistent/m");
   refused([](RuntimeConfig& c) { c.model_path = "/nonexistent/m.bin"; }, "model_path");
+  refused([](RuntimeConfig& c) { c.weights_path = "/nonexistent/m.asparam"; },
+          "weights_path is '/nonexistent/m.asparam'; it must be empty where model_path is");
+}
+
+// Programs set another for a thread, and threads that it makes inherit that.
+TEST_F(EngineTest, StepsHaveTheDefaultFloatMode) {
+  const FlushedFloats flushed;
+  bool is_default = false;
+  const HookGuard guard(hook_);
+  hook_.Set([&](const StepEvent& event) {
+    if (event.phase == StepPhase::kBegin) is_default = DefaultFloatMode::IsHere();
+  });
+  InstallAndStart(SmallConfig());
+  Run({1, 2, 3}, Greedy(2));
+  EXPECT_TRUE(is_default);
+  EXPECT_FALSE(DefaultFloatMode::IsHere()) << "the caller's own mode stays";
 }
 
 TEST_F(EngineTest, StopEndsWhatRuns) {
@@ -298,6 +339,89 @@ TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
   drainer.join();
   EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
   EXPECT_TRUE(IsTerminal(request.queue->GenerateStatus()));
+}
+
+// As a signal's handler does that runs within the drain's own thread.
+TEST_F(EngineTest, ACancelMayComeFromTheDrainsOwnQuestion) {
+  InstallAndStart(SmallConfig());
+  hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  const StartedRequest request = Start({1, 2, 3}, Greedy(250));
+  int asked = 0;
+  const auto cancelled = [&] {
+    if (++asked > 1) return false;
+    for (const Status& status :
+         {engine_->StartModel("m"), engine_->StopModel("m", StopMode::kDrain),
+          engine_->ReleaseModel("m"), engine_->UnloadDeviceMemory("m"),
+          engine_->LoadDeviceMemory("m")}) {
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find("'m' is Running; its stop waits"), std::string::npos)
+          << status.message();
+    }
+    EXPECT_OK(engine_->StopModel("m"));
+    return false;
+  };
+  ASSERT_OK(engine_->StopModel("m", StopMode::kDrain, /*timeout_ms=*/-1, cancelled));
+  EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
+  EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
+}
+
+TEST_F(EngineTest, ASecondDrainHasItsOwnLimit) {
+  for (const bool by_time : {true, false}) {
+    InstallAndStart(SmallConfig());
+    // 250 steps of 5 ms each: the first drain alone would take more than a second.
+    hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    const StartedRequest request = Start({1, 2, 3}, Greedy(250));
+    std::thread drainer([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
+    Status denied;
+    while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+    const auto give_up = [&] { return !by_time; };
+    EXPECT_OK(engine_->StopModel("m", StopMode::kDrain, by_time ? 20 : -1, give_up));
+    EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
+    drainer.join();
+    EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
+    ASSERT_OK(engine_->ReleaseModel("m"));
+  }
+}
+
+TEST_F(EngineTest, ARefusalSaysThatTheModelIsStopping) {
+  InstallAndStart(SmallConfig());
+  std::atomic<bool> ends{false};
+  std::vector<std::string> messages;
+  std::thread starter([&] {
+    while (!ends) {
+      if (*engine_->GetModelState("m") != ModelState::kRunning) continue;
+      const Status status = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+      if (!status.ok()) messages.push_back(status.message());
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_OK(engine_->StopModel("m"));
+    ASSERT_OK(engine_->StartModel("m"));
+  }
+  ends = true;
+  starter.join();
+  for (const std::string& message : messages) {
+    EXPECT_EQ(message.find("is Running; a request needs it Running"), std::string::npos) << message;
+  }
+}
+
+TEST_F(EngineTest, NothingWaitsForADrain) {
+  InstallAndStart(SmallConfig("a"));
+  GateSteps();
+  gate_.Close();
+  const StartedRequest request = Start({1, 2, 3}, Greedy(5), "a");
+  gate_.WaitArrived();
+  std::thread drainer([this] { EXPECT_OK(engine_->StopModel("a", StopMode::kDrain)); });
+  Status denied;
+  while (denied.ok()) denied = engine_->StartRequest("a", Ids{1}, Greedy(1)).status();
+  // The drain begins to wait a moment after it denies requests; until then these calls wait.
+  EXPECT_EQ(engine_->ReleaseModel("a").code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine_->StartModel("a").code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine_->UnloadDeviceMemory("a").code(), StatusCode::kFailedPrecondition);
+  gate_.Open();
+  drainer.join();
+  EXPECT_EQ(ReadAll(*request.queue).size(), 5u);
+  EXPECT_OK(engine_->ReleaseModel("a"));
 }
 
 TEST_F(EngineTest, AnotherModelStartsWhileOneDrains) {

@@ -105,6 +105,23 @@ TEST_P(NumericsTest, BitsAreTheSameWithADraftModel) {
   }
 }
 
+// The logits that Python's tests compare with. An odd number of tokens: threads meet within a pair.
+TEST_P(NumericsTest, LogitsAreTheSameInChunksAndOnThreads) {
+  const auto image = MakeRandomModel(TinyLlamaSpec(compute()), 9);
+  std::vector<int32_t> ids(301);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * i % 131);
+  const auto logits = [&](const std::vector<int64_t>& chunks, int64_t threads) {
+    ForwardOptions options;
+    options.chunk_sizes = chunks;
+    options.num_threads = threads;
+    options.cache_mode = Config().cache_mode;
+    return *ForwardLogits(image, "", "", ids, options);
+  };
+  const std::vector<float> alone = logits({}, 1);
+  EXPECT_EQ(logits({}, 2), alone);
+  EXPECT_EQ(logits({1, 7, 130}, 2), alone);
+}
+
 // Long tests. tests/cpp/model/decoder_bits_test.cc runs every table with every cache mode.
 class LargeNumericsTest : public NumericsTest {};
 

@@ -393,7 +393,8 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
       EXPECT_EQ(status.message(), unfinished + " within 120 ms");
     }
     // The longest possible times, also in the clock's unit.
-    for (const int64_t ms : {int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+    for (const int64_t ms :
+         {int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
       num_asked = 0;
       const Status status = sync(ms, cancelled);
       EXPECT_EQ(status.code(), StatusCode::kCancelled);

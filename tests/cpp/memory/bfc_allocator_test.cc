@@ -83,10 +83,11 @@ TEST_F(BfcOptionsTest, Ratio) {
 TEST_F(BfcOptionsTest, Leftover) {
   EXPECT_EQ(OptionsOf("BFC_LEFTOVER_MB", "0").leftover_mb, 0);
   EXPECT_EQ(OptionsOf("BFC_LEFTOVER_MB", "600").leftover_mb, 600);
-  for (const char* text : {"", "-1", "350MB", "3.5", "99999999999999999999", "x"}) {
+  for (const char* text :
+       {"", "-1", "350MB", "3.5", "1099511627777", "99999999999999999999", "x"}) {
     EXPECT_EQ(ErrorOf("BFC_LEFTOVER_MB", text),
               "BFC_LEFTOVER_MB is \"" + std::string(text) +
-                  "\"; it must be a whole number of MiB, at least 0");
+                  "\"; it must be a whole number of MiB from 0 to 1099511627776");
   }
 }
 

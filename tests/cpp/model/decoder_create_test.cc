@@ -85,6 +85,20 @@ TEST_F(DecoderCreateTest, OptionsOutOfRange) {
                 "rope_scaling_factor is 0.500000; it must be 0 (off), or 1 or more");
 }
 
+TEST_F(DecoderCreateTest, ARopeThatCannotBeScaledStaysIfItMay) {
+  AlteredReader reader(*reader_);
+  const std::vector<float> scaled(8, 0.5f);
+  reader.altered = "rope.inv_freq";
+  reader.alter = [&](WeightView& view) { view.data = scaled.data(); };
+  DecoderOptions options = kOptions;
+  options.rope_scaling_factor = 2.0;
+  ExpectRefused(Create(reader, options), StatusCode::kInvalidArgument,
+                "rope_scaling_factor is 2.000000, but the model's rope frequencies are scaled");
+  options.may_keep_rope = true;
+  const Status status = Create(reader, options);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
 TEST_F(DecoderCreateTest, MissingKernelsNameOpAndDType) {
   const int f32 = static_cast<int>(DType::kFloat32);
   const std::map<std::string, std::function<void(kernels::KernelTable&)>> cases = {

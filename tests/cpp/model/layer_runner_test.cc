@@ -2,10 +2,13 @@
 #include "allspark/layer_runner.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <numeric>
 #include <span>
 
@@ -15,6 +18,7 @@
 #include "ops/linear.h"
 #include "platform/thread_pool.h"
 #include "support/random_model.h"
+#include "support/sanitized.h"
 #include "support/test_tables.h"
 #include "tensor/tensor_view.h"
 
@@ -232,18 +236,53 @@ TEST(LayerRunner, WhatDoesNotFitIsNamed) {
     return LayerRunner::Create(image, options).status().ToString();
   };
   EXPECT_NE(message({.length = 0}).find("length is 0"), std::string::npos);
+  EXPECT_NE(message({.length = (1 << 24) + 1}).find("length is 16777217"), std::string::npos);
   EXPECT_NE(message({.isa = "abacus", .length = 8}).find("isa is 'abacus'"), std::string::npos);
+  setenv("ALLSPARK_CPU_ISA", "abacus", 1);
+  EXPECT_NE(message({.length = 8}).find("ALLSPARK_CPU_ISA names no"), std::string::npos);
+  unsetenv("ALLSPARK_CPU_ISA");
   EXPECT_NE(message({.num_threads = -1, .length = 8}).find("num_threads is -1"), std::string::npos);
   EXPECT_FALSE(LayerRunner::Create(nullptr, {.length = 8}).ok());
+  const auto learned = MakeRandomModel(testing::TinyGpt2Spec(), kRunnerSeed);
+  const int64_t longest = testing::TinyGpt2Spec().max_position();
+  EXPECT_TRUE(LayerRunner::Create(learned, {.length = longest}).ok());
+  EXPECT_NE(LayerRunner::Create(learned, {.length = longest + 1})
+                .status()
+                .message()
+                .find("length is " + std::to_string(longest + 1) + "; it must be at most"),
+            std::string::npos);
 
   auto runner = Runner(spec);
   EXPECT_EQ(runner->Observe({"layers.0.nothing"}).code(), StatusCode::kNotFound);
   EXPECT_EQ(runner->Observe({"layers.0.attention_norm"}).code(), StatusCode::kInvalidArgument);
+  auto latent = Runner(testing::TinyLatentSpec());
+  for (const std::string name : {"layers.0.k_up", "layers.1.v_up"}) {
+    const Status refused = latent->Observe({name});
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.message().find("'" + name + "'"), std::string::npos) << refused.ToString();
+  }
   std::vector<int32_t> ids = Ids(spec, 1);
   ids[3] = static_cast<int32_t>(spec.vocab_size());
   const Status status = runner->Run(ids.data(), nullptr, 1, nullptr);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.ToString().find("ids[3]"), std::string::npos) << status.ToString();
+}
+
+TEST(LayerRunner, ThreadsThatTheSystemDoesNotGiveAreNamed) {
+  if (AS_SANITIZED) return;  // Its own memory counts, too.
+  const auto image = MakeRandomModel(testing::TinyLlamaSpec(), kRunnerSeed);
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  // Room for the stacks of some of the threads.
+  rlimit little = before;
+  little.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + (int64_t{256} << 20));
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  const Status status = LayerRunner::Create(image, {.num_threads = 4096, .length = 8}).status();
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("num_threads is 4096"), std::string::npos) << status.ToString();
 }
 
 TEST(LayerRunner, ANumberThatIsNotFiniteIsNamedByWeightAndToken) {
@@ -252,11 +291,26 @@ TEST(LayerRunner, ANumberThatIsNotFiniteIsNamedByWeightAndToken) {
   std::vector<float> stream = StreamAfter(*runner, Ids(spec, 2));
   const size_t row = static_cast<size_t>(runner->hidden_size());
   stream[(kLength + 7) * row + 1] = std::nanf("");
-  ASSERT_TRUE(runner->Observe({"layers.0.qkv"}).ok());
+  const std::vector<std::string> names = {"layers.0.qkv", "layers.1.down"};
+  ASSERT_TRUE(runner->Observe(names).ok());
   const Status status = runner->Run(nullptr, stream.data(), 2, nullptr);
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
   EXPECT_NE(status.ToString().find("'layers.0.qkv' at token 7 of sequence 1"), std::string::npos)
       << status.ToString();
+  // The next run's statistics are its own alone.
+  stream[(kLength + 7) * row + 1] = 0;
+  auto fresh = Runner(spec);
+  ASSERT_TRUE(fresh->Observe(names).ok());
+  for (LayerRunner* each : {runner.get(), fresh.get()}) {
+    ASSERT_TRUE(each->Run(nullptr, stream.data(), 2, nullptr).ok());
+  }
+  for (const std::string& name : names) {
+    const auto found = runner->TakeStatistics(name, 0), expected = fresh->TakeStatistics(name, 0);
+    ASSERT_TRUE(found.ok() && expected.ok()) << name;
+    EXPECT_EQ(found->num_tokens, 2 * kLength) << name;
+    EXPECT_EQ(found->sum_abs, expected->sum_abs) << name;
+    EXPECT_EQ(found->products, expected->products) << name;
+  }
 }
 
 }  // namespace

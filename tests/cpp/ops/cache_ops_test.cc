@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "cpp/ops/op_test_util.h"
@@ -240,11 +241,51 @@ TEST_P(CacheOpsTest, DividedDecodesHaveTheSameBits) {
                      device.Floats(out, rows, cols * group));
       return device.Fetch(out);
     };
+    int64_t longest = 0;
+    for (const SequenceRange& range : ranges) {
+      longest = std::max(longest, range.position + range.num_tokens);
+    }
     for (const int64_t window : {0, 1000}) {
-      const AttentionParams params{kv_heads * group, kv_heads, head_dim, 0.125f, window, 0.0f};
-      EXPECT_EQ(run(GetParam(), params), run(1, params)) << "window " << window;
+      AttentionParams params{kv_heads * group, kv_heads, head_dim, 0.125f, window, 0.0f};
+      const std::vector<float> expected = run(1, params);
+      EXPECT_EQ(run(GetParam(), params), expected) << "window " << window;
+      params.max_length = longest;
+      EXPECT_EQ(run(GetParam(), params), expected) << "window " << window;
     }
   }
+}
+
+// It has room for the decodes that all cuts between threads divide, and no more.
+TEST_P(CacheOpsTest, ScratchMemoryIsForTheLongestSequences) {
+  const int64_t group = 7, chunks = 64, cuts = GetParam() - 1;
+  AttentionParams params{group, 1, 64, 1.0f, 0, 0.0f};
+  const auto scratch = [&](int64_t max_length) {
+    params.max_length = max_length;
+    return context_.ops->AttentionScratch(params);
+  };
+  const int64_t chunk_floats = group * kernels::AttentionPartialFloats(64);
+  EXPECT_EQ(scratch(512) - scratch(256), cuts * chunk_floats);
+  EXPECT_EQ(scratch(512), scratch(257));
+  EXPECT_EQ(scratch(int64_t{1} << 24), scratch(0));
+
+  static std::set<const float*> divided;
+  table_.attention[kFloatSlot][kFloatSlot] = [](const kernels::AttentionArgs&) noexcept {};
+  table_.attention_merge[kFloatSlot] = [](const kernels::AttentionMergeArgs& args) noexcept {
+    const std::lock_guard<std::mutex> lock(trace_mutex);
+    divided.insert(args.partials);
+  };
+  params.max_length = chunks * kernels::kAttentionChunk;
+  const int64_t decodes = std::max<int64_t>(cuts, 1);
+  const auto each = [&](int64_t value) {
+    return std::vector<int64_t>(static_cast<size_t>(decodes), value);
+  };
+  std::vector<SequenceRange> ranges = Ranges({each(1), each(params.max_length - 1)});
+  std::vector<float> q(static_cast<size_t>(decodes * group * 64)), out(q.size());
+  divided.clear();
+  Attend(params, ranges, decodes, q, out);
+  ASSERT_EQ(static_cast<int64_t>(divided.size()), cuts);
+  if (cuts == 0) return;
+  EXPECT_EQ(*divided.rbegin() - *divided.begin(), (cuts - 1) * chunks * chunk_floats);
 }
 
 TEST_P(CacheOpsTest, ALongDecodeIsDividedEvenly) {

@@ -56,8 +56,13 @@ std::vector<float> Apply(const LogitsProcessors& processors, std::vector<int32_t
   if (processors.bad_words != nullptr) {
     for (int32_t token : prompt) state = processors.bad_words->Next(state, token);
   }
-  const RowEdits edits{
-      .processors = &processors, .tokens = prompt, .counts = &counts, .bad_word_state = state};
+  SuffixRepeats repeats;
+  repeats.Start(prompt);
+  const RowEdits edits{.processors = &processors,
+                       .tokens = prompt,
+                       .counts = &counts,
+                       .repeats = &repeats,
+                       .bad_word_state = state};
   edits.ForEach([&](const LogitEdit& edit) {
     float& logit = logits.at(static_cast<size_t>(edit.token));
     logit = edit.Of(logit);
@@ -108,7 +113,13 @@ TEST(RowEdits, ComeInOrderAndBanLast) {
   const std::vector<int32_t> tokens = {1, 3, 1}, banned = {2, 4};
   TokenCounts counts(9);
   counts.Add(1, false), counts.Add(3, true), counts.Add(1, true);
-  const RowEdits edits{.processors = &all, .tokens = tokens, .counts = &counts, .banned = banned};
+  SuffixRepeats repeats;
+  repeats.Start(tokens);
+  const RowEdits edits{.processors = &all,
+                       .tokens = tokens,
+                       .counts = &counts,
+                       .repeats = &repeats,
+                       .banned = banned};
   using Kind = LogitEdit::Kind;
   using Listed = std::tuple<int32_t, Kind, float>;
   std::vector<Listed> listed;

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "cpp/weights/weights_test_util.h"
+#include "support/random_model.h"
 #include "weights/checksum.h"
 #include "weights/describe.h"
 
@@ -283,6 +284,23 @@ TEST(ModelReaderHeaders, EveryFieldIsChecked) {
   file.set_format_version(1);
   std::string rewritten = weights::EncodeGraph(file);
   EXPECT_EQ(rewritten, good.graph);
+}
+
+// Earlier writers gave these fields no version of their own.
+TEST(ModelReaderHeaders, LatentsAndLimitsMayHaveAnOlderVersion) {
+  proto::DecoderSpec limited = SmallSpec();
+  limited.set_qkv_limit(2.0f);
+  proto::DecoderSpec quantized = TinyLatentSpec();
+  proto::DecoderSpec latent = quantized;
+  latent.clear_weight_quant();
+  for (const auto& [spec, version] : {std::pair{limited, 1u}, {latent, 1u}, {quantized, 2u}}) {
+    const Bytes written = GoodBytes(spec);
+    EXPECT_EQ(written.file.format_version(), 3u);
+    proto::ModelFile file = written.file;
+    file.set_format_version(version);
+    const weights::ParamHeader header{version, 0, file.file_id(), file.param_bytes()};
+    EXPECT_TRUE(OpenFile(file, WithHeader(written.param, header)).ok()) << spec.architecture();
+  }
 }
 
 TEST(ModelReaderHeaders, AMisalignedImageIsRefused) {

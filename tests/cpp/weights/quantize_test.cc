@@ -7,10 +7,7 @@
 
 #include "cpp/weights/plain_quantizer.h"
 #include "cpp/weights/weights_test_util.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "support/float_mode.h"
 
 namespace allspark::testing {
 namespace {
@@ -277,10 +274,11 @@ TEST(QuantizeRow, DoesNotDependOnHowSubnormalsAreTreated) {
       Row normal;
       Row flushed;
       ASSERT_TRUE(Quantize(row, format, normal));
-      const unsigned int mode = _mm_getcsr();
-      _mm_setcsr(mode | 0x8040);  // flush to zero, subnormals are zero
-      const bool ok = Quantize(row, format, flushed);
-      _mm_setcsr(mode);
+      bool ok = false;
+      {
+        const testing::FlushedFloats flush;
+        ok = Quantize(row, format, flushed);
+      }
       ASSERT_TRUE(ok);
       EXPECT_EQ(normal.values, flushed.values) << name;
       EXPECT_EQ(normal.zeros, flushed.zeros) << name;

@@ -109,6 +109,7 @@ TEST(RequiredTensors, LayerNormsAndOlderShapes) {
     EXPECT_EQ(weights::FormatVersionOf(one), 1u);
     (one.*set)(true);
     EXPECT_EQ(weights::FormatVersionOf(one), 3u);
+    EXPECT_EQ(weights::OldestVersionOf(one), 3u);
   }
 }
 
