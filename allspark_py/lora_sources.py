@@ -14,7 +14,8 @@ class LoraSources:
     """The adapters that were serialised with the models, in memory or beside their files."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, Path] = {}  # by model: the folder of its weights
+        # By installed model: the folder of its weights; None for one in memory.
+        self._folders: dict[str, Path | None] = {}
         self._images: dict[tuple[str, str], LoraImage] = {}  # by model and adapter
 
     def add(self, model_name: str, lora_name: str, image: LoraImage) -> None:
@@ -57,18 +58,21 @@ class LoraSources:
         return lora.serialize_to_memory()
 
     def forget(self, model_name: str) -> None:
-        """Drops the adapters that were serialised with a model, when it is released."""
+        """Drops the adapters that were serialised with a model, when it is released. Its loader has
+        added them under its own names, too; they stay where a model of such a name is installed.
+        """
         self._folders.pop(model_name, None)
-        for key in list(self._images):
-            if key[0] == model_name:
+        images = list(self._images.items())
+        dropped = {image for (name, _), image in images if name == model_name}
+        for key, image in images:
+            if image in dropped and key[0] not in self._folders:
                 self._images.pop(key, None)
 
     def note_folder(self, config: AsModelConfig) -> None:
-        """Remembers the folder in which the adapters of a model installed from files are
-        searched."""
-        self._folders.pop(config.model_name, None)
-        if config.weights_path:
-            self._folders[config.model_name] = Path(config.weights_path).parent
+        """Remembers an installed model, and the folder in which its adapters are searched if it is
+        one of files."""
+        path = config.weights_path
+        self._folders[config.model_name] = Path(path).parent if path else None
 
 
 def to_status(error: Exception) -> tuple[AsStatus, str]:

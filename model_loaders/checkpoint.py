@@ -7,9 +7,11 @@ a time.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .config import read_json_object
 from .errors import CheckpointError, CheckpointNotFoundError
@@ -99,7 +101,7 @@ class Checkpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: weight_map is missing or not an object")
         for name, shard in weight_map.items():
-            if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+            if not _is_file_name(shard):
                 raise CheckpointError(
                     f"{index}: tensor {name!r} lies in {shard!r}, expected the name of a file"
                 )
@@ -115,6 +117,13 @@ class Checkpoint:
                     f"{tensors[name].where} should lie in {shard!r} according to {index.name}"
                 )
         return cls(directory, files, tensors)
+
+
+def _is_file_name(value: Any) -> bool:
+    """Whether a file of a directory can have the name; half a surrogate pair has no bytes."""
+    if not isinstance(value, str) or value in ("", ".", "..") or Path(value).name != value:
+        return False
+    return re.search("[\0\ud800-\udfff]", value) is None
 
 
 # Other files of saved weights, by the end of the file's name.

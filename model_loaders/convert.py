@@ -275,6 +275,7 @@ def _pieces(part: Part) -> Iterator[Part]:
 
 def _add(writer: Any, part: Part, spec: Any) -> None:
     with part.source.open() as source:
+        array: NDArray[Any] | None = None  # for the `del`, whatever is raised before
         try:
             array, dtype = _rows(part, source, spec)
             writer.add_tensor(part.rule.target, part.row_begin, array, dtype)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import itertools
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,9 +168,6 @@ class Companions:
             yield data, end
 
 
-_counter = itertools.count()
-
-
 @contextlib.contextmanager
 def temporary_file(folder: Path, name: str) -> Iterator[BinaryIO]:
     """A new file that is open to be written, and to be renamed to ``name``; at the end it is
@@ -181,11 +178,30 @@ def temporary_file(folder: Path, name: str) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError), open(path, "r+b") as leftover:
             fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-    partial = folder / f".{name}.{os.getpid()}-{next(_counter)}.tmp"
-    with open(partial, "xb") as file:
+    with _new_file(folder, name) as file:
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
         finally:
-            partial.unlink(missing_ok=True)
+            Path(file.name).unlink(missing_ok=True)
+
+
+def _new_file(folder: Path, name: str) -> BinaryIO:
+    """A new file, locked. Its name is random: processes of two containers may have the same id."""
+    while True:
+        file = open(folder / f".{name}.{secrets.token_hex(8)}.tmp", "xb")
+        if _lock_new(file):
+            return file
+        file.close()
+
+
+def _lock_new(file: BinaryIO) -> bool:
+    """Locks a new file until it is closed. False: another process has just removed it, or is about
+    to, as a leftover.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks, where no leftover is removed
+    return os.path.exists(file.name)

@@ -83,11 +83,13 @@ def check_link(path: Path) -> None:
     """Refuses a link out of its directory, except one of a hub's cache into the same repository."""
     if not path.is_symlink():
         return
-    target = Path(os.path.realpath(path))
-    if target.is_relative_to(os.path.realpath(path.parent)):
+    target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    if target.is_relative_to(folder):
         return
     # models--OWNER--NAME/snapshots/REVISION/NAME -> models--OWNER--NAME/blobs/HASH
-    if target.parent.name == "blobs" and target.parent.parent.name.startswith("models--"):
+    repository = target.parent.parent
+    is_blob = target.parent.name == "blobs" and repository.name.startswith("models--")
+    if is_blob and folder.is_relative_to(repository):
         return
     raise CheckpointError(
         f"{path}: a link out of its directory, to {target}; put the file itself there"

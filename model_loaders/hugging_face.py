@@ -23,7 +23,7 @@ from .convert import (
     make_plan,
     write_model,
 )
-from .errors import PARAM_ERROR, ModelSerializerException
+from .errors import PARAM_ERROR, ModelSerializerException, UnsupportedModelError
 from .export import Companions, is_current
 from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
 from .hub import download_from_huggingface, download_from_modelscope, local_directory
@@ -38,6 +38,8 @@ from .storage import TensorEntry
 from .tokenizer import has_tokenizer, load_tokenizer
 
 DEFAULT_DATA_TYPE = "bfloat16"
+# What transformers 5 writes beside the kind of scaling and is no part of it.
+_KEPT_ROPE = ("rope_theta", "partial_rotary_factor")
 
 
 class HuggingFaceModel(LLM):
@@ -114,8 +116,11 @@ class HuggingFaceModel(LLM):
         passes on to transformers, are named in a warning.
         """
         del direct_load
+        last = self._revision, self._download_dir
         self._revision = kwargs.pop("revision", self._revision)
         self._download_dir = kwargs.pop("download_dir", self._download_dir)
+        if (self._revision, self._download_dir) != last:
+            self._directory = self._config = self._described = self._tokenizer = None
         if kwargs:
             warnings.warn(f"load_model ignores {', '.join(sorted(kwargs))}", stacklevel=2)
         if override_data_type is not None:
@@ -172,27 +177,29 @@ class HuggingFaceModel(LLM):
         """Replaces the rope scaling of the model (RoPEScaleMethod.NO_SCALE or YaRN).
 
         ``parameter_dict`` has the fields of transformers' rope_scaling: factor,
-        original_max_position_embeddings, ...
+        original_max_position_embeddings, ... The base and the rotated part of each head stay the
+        model's own.
         """
         name = getattr(method, "name", str(method))
         if name not in ("NO_SCALE", "YaRN"):
             raise NotImplementedError(
                 f"rope scale method is {name}, supported are NO_SCALE and YaRN"
             )
-        theta = {key: value for key, value in self._base_rope().items() if key == "rope_theta"}
         kind = (
             {"rope_type": "default"}
             if name == "NO_SCALE"
             else {**(parameter_dict or {}), "rope_type": "yarn"}
         )
-        self._rope_override = {**theta, **kind}
+        config = self._read_config()
+        override = {**_kept_rope(config), **kind}
+        described = describe_decoder(config.with_fields(rope_scaling=override))
+        if name == "YaRN" and not described.fields["rotary_dim"]:
+            raise UnsupportedModelError(
+                f"{config.source}: {described.architecture.name} has no rotary embedding to scale"
+            )
+        self._rope_override = override
         self.read_model_config()
         return self
-
-    def _base_rope(self) -> dict[str, Any]:
-        fields = self._read_config()
-        section = fields.section("rope_scaling") or fields.section("rope_parameters")
-        return dict(section) if section is not None else {}
 
     def init_quantization(
         self, enable: bool = True, customized_quant_config: dict[str, Any] | None = None
@@ -298,7 +305,8 @@ class HuggingFaceModel(LLM):
         if engine is None:
             raise TypeError("engine is None, expected the Engine that will install the model")
         if not adapters_only:
-            # Drop the last image first: two of them would take twice the memory.
+            # Drop the last image first: two of them would take twice the memory. An engine that did
+            # not install it keeps it until the new one is registered.
             plan = self._plan(quantization)
             self._image = None
             self._image = write_model(plan, native().ModelWriter)
@@ -421,6 +429,13 @@ class HuggingFaceModel(LLM):
         self._lora_images = {}
         self._engine = None
         return self
+
+
+def _kept_rope(config: ModelConfig) -> dict[str, Any]:
+    """The rope parameters of ``config`` that hold with any scaling."""
+    section = config.section("rope_scaling") or config.part("rope_parameters")
+    section = section.section("full_attention") or section  # the layers without a window
+    return {key: section[key] for key in _KEPT_ROPE if key in section}
 
 
 class ModelScopeModel(HuggingFaceModel):

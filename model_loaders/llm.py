@@ -151,7 +151,7 @@ class LLM:
         self._prepare_install(engine_model_name)
         builder = self._runtime_config_builder()
         builder.model_name(engine_model_name)
-        builder.compute_unit(device_type, list(device_ids) if device_ids is not None else [0])
+        builder.compute_unit(device_type, device_ids)
         builder.max_length(max_context_length)
         builder.max_batch(max_batch)
         if self._model_files is not None:

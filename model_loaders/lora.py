@@ -36,6 +36,7 @@ _LM_HEAD = "lm_head"
 _MATRIX = re.compile(r"(.+)\.lora_(A|B)(?:\.([^.]+))?\.weight")
 _EMBEDDING_MATRIX = re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.([^.]+))?")
 _WEIGHT = re.compile(r"(.+?)(?:\.base_layer)?\.weight")
+_MAX_RANK = 4096  # kMaxLoraRank of csrc/weights/lora_format.h
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ class LoraAdapter:
                     f"{entry.where} has shape {list(entry.shape)}, expected "
                     f"{['rank', module.cols] if entry is a else list(shape)} for {name!r}"
                 )
+        if rank > _MAX_RANK:
+            raise UnexplainedTensorError(
+                f"{a.where} has rank {rank}; it must be at most {_MAX_RANK}"
+            )
         return AdapterPair(module, rank, self.config.scale(name, rank), a, b)
 
     # Copies of base model weights, which PEFT saves with adapters of embedding and lm_head.

@@ -467,6 +467,12 @@ def _entry(file: MappedFile, name: str, tensor: _Tensor, begin: int, size: int) 
             f"{where}: elements {tensor.offset} to {tensor.offset + span} of a storage of "
             f"{tensor.storage.num_elements}"
         )
+    # A stride of 0 would make any number of elements of one, and reading them is a copy.
+    if math.prod(shape) > tensor.storage.num_elements:
+        raise CheckpointError(
+            f"{where} has {math.prod(shape)} elements; its storage has "
+            f"{tensor.storage.num_elements}"
+        )
     row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     contiguous = empty or all(
         n == 1 or a == b for n, a, b in zip(shape, tensor.strides, row_major, strict=True)

@@ -92,7 +92,8 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     if "long_factor" in section:  # Phi-3 has used several names for it.
         kind = "longrope"
     inv_freq = _base_inv_freq(theta, rotary_dim)
-    # Dynamic frequencies change only beyond max_position_embeddings, and no sequence is longer.
+    # Dynamic frequencies change only beyond max_position_embeddings. Sequences that are longer get
+    # these, too, unless the runtime config scales them (rope_scaling_factor).
     if kind in ("default", "dynamic"):
         return Rope(inv_freq)
     if kind == "longrope":

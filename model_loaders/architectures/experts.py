@@ -67,9 +67,11 @@ def split_experts(tensors: Tensors, spec: Any) -> Tensors:
     view = dict(tensors)
     for name, entry in tensors.items():
         match = re.fullmatch(r"(.*\.ffn\.experts\.mlp)\.(w1|v1|w2)", name)
-        if match is None or not entry.shape or entry.shape[0] % spec.num_experts:
+        if match is None or not entry.shape:
             continue
-        rows = entry.shape[0] // spec.num_experts
+        rows, rest = divmod(entry.shape[0], spec.num_experts)
+        if rows == 0 or rest:
+            continue
         del view[name]
         for e in range(spec.num_experts):
             view[f"{match[1]}.{e}.{match[2]}.weight"] = row_range(entry, e * rows, rows)

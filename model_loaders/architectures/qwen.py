@@ -1,5 +1,5 @@
 """Qwen, the first generation. Beyond ``seq_length`` it would use dynamic NTK scaling and log-n
-attention; up to there, which is the longest that is served, they change nothing.
+attention; here that is left to the runtime config. Up to there they change nothing.
 """
 
 from __future__ import annotations

@@ -30,8 +30,21 @@ def _experts(fields: dict[str, Any], config: ModelConfig, **more: Any) -> dict[s
     )
 
 
+def _windows(config: ModelConfig, num_layers: int) -> list[int]:
+    """Without ``layer_types``, every other layer up to ``max_window_layers`` has the window."""
+    if config.get("layer_types") is None:
+        end = config.integer("max_window_layers", 28, minimum=0)
+        types = [
+            "full_attention" if layer % 2 or layer >= end else "sliding_attention"
+            for layer in range(num_layers)
+        ]
+        config = config.with_fields(layer_types=types)
+    return layer_windows(config)
+
+
 def qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     fields = {**llama.qwen2(config), "qkv_bias": config.flag("qkv_bias", True)}
+    fields["layer_window"] = _windows(config, fields["num_layers"])
     shared = config.integer("shared_expert_intermediate_size")
     return _experts(fields, config, shared_intermediate_size=shared, shared_gate=True)
 

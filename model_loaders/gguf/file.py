@@ -20,8 +20,14 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MAX_RANK = 4
-# Keys and names are identifiers; strings of a vocabulary are bounded by the file's size only.
+# Keys and names are identifiers.
 _MAX_NAME_BYTES = 1 << 16
+# Most of a header is the vocabulary: with the 262,144 tokens of Gemma 3, arrays of 786,432
+# elements; some files have all of tokenizer.json, too. In Python an element takes up to 100 bytes,
+# a tensor 700 (tracemalloc).
+_MAX_HEADER_BYTES = 256 << 20
+_MAX_ELEMENTS = 4 << 20  # of all arrays
+_MAX_RECORDS = 1 << 17  # keys, and as many tensors; kMaxTensorRecords of csrc/weights/format.h
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
@@ -101,13 +107,15 @@ def read_gguf(path: Path) -> GgufFile:
             raise CheckpointNotFoundError(f"{own}: missing, {path.name} is one of {count} files")
     if not paths:
         raise CheckpointError(f"{path}: a file of none, according to its name")
-    parts = [_Reader(own).read() for own in paths]
+    metadata: dict[str, Any] = {}
     tensors: dict[str, GgufTensor] = {}
-    for number, part in enumerate(parts):
-        for key, expected in (("split.no", number), ("split.count", len(parts))):
+    for number, own in enumerate(paths):
+        part = _Reader(own).read()
+        metadata = metadata or part.metadata
+        for key, expected in (("split.no", number), ("split.count", len(paths))):
             if part.metadata.get(key) != expected:
                 raise CheckpointError(
-                    f"{paths[number]}: {key} is {part.metadata.get(key)!r}, expected {expected}"
+                    f"{own}: {key} is {part.metadata.get(key)!r}, expected {expected}"
                 )
         for name, tensor in part.tensors.items():
             if name in tensors:
@@ -115,12 +123,12 @@ def read_gguf(path: Path) -> GgufFile:
                     f"{tensor.raw.where} is also in {tensors[name].raw.file.path}"
                 )
             tensors[name] = tensor
-    total = parts[0].metadata.get("split.tensors.count", len(tensors))
+    total = metadata.get("split.tensors.count", len(tensors))
     if total != len(tensors):
         raise CheckpointError(
             f"{paths[0]}: split.tensors.count is {total}, but the files hold {len(tensors)}"
         )
-    return GgufFile(paths, parts[0].metadata, tensors)
+    return GgufFile(paths, metadata, tensors)
 
 
 class _Reader:
@@ -131,6 +139,7 @@ class _Reader:
         self.file = MappedFile(path)
         self.data = self.file.map()
         self.position = 0
+        self.elements = 0  # of the arrays so far
 
     def read(self) -> GgufFile:
         with self.file.checked():
@@ -160,6 +169,10 @@ class _Reader:
         left = self.file.size - self.position
         if count > left:
             raise self._error(f"{what} takes {count} bytes, but {left} follow; truncated?")
+        if self.position + count > _MAX_HEADER_BYTES:
+            raise self._error(
+                f"{what} takes {count} bytes; a header has at most {_MAX_HEADER_BYTES}"
+            )
         self.position += count
         return self.position - count
 
@@ -190,8 +203,13 @@ class _Reader:
             raise CheckpointError(
                 f"{self.path}: offset 4: GGUF version is {version}, supported are {supported}{hint}"
             )
-        num_tensors = self._number("Q", "the number of tensors")
-        return num_tensors, self._number("Q", "the number of keys")
+        return self._count("tensors"), self._count("keys")
+
+    def _count(self, what: str) -> int:
+        count: int = self._number("Q", f"the number of {what}")
+        if count > _MAX_RECORDS:
+            raise self._error(f"there are {count} {what}, expected at most {_MAX_RECORDS}")
+        return count
 
     def _value(self, key: str, kind: int) -> Any:
         if kind in _SCALARS:
@@ -205,12 +223,22 @@ class _Reader:
         if item in _SCALARS:
             size = struct.calcsize("<" + _SCALARS[item])
             begin = self._take(count * size, repr(key))
+            self._add_elements(key, count)
             return list(struct.unpack_from(f"<{count}{_SCALARS[item]}", self.data, begin))
         if item != _STRING:
             raise self._error(f"{key!r} is an array of type {item}, expected numbers or strings")
         if 8 * count > self.file.size - self.position:
             raise self._error(f"{key!r} has {count} strings, more than the file; truncated?")
+        self._add_elements(key, count)
         return [self._text(repr(key)) for _ in range(count)]
+
+    def _add_elements(self, key: str, count: int) -> None:
+        self.elements += count
+        if self.elements > _MAX_ELEMENTS:
+            raise self._error(
+                f"the arrays up to {key!r} have {self.elements} elements, expected at most "
+                f"{_MAX_ELEMENTS}"
+            )
 
     def _tensor_info(self) -> tuple[str, list[int], int, int]:
         name = self._name("a tensor's name")

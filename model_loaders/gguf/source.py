@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..config import ModelConfig
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..storage import as_float32
 from .blocks import tensor_entry
 from .file import GgufFile, GgufTensor
+
+_MAX_FACTORS = 1 << 15  # one for each pair of a head's dimensions
 
 # Keys that do not matter to a decoder.
 _IDLE = ("tensor_data_layout", "rope.scaling.finetuned", "vocab_size", "attention.scale_type")
@@ -72,5 +75,10 @@ class Source:
         if tensor is None:
             return None
         entry = tensor_entry(tensor)
+        count = math.prod(entry.shape)
+        if count > _MAX_FACTORS:
+            raise CheckpointError(
+                f"{entry.where} has {count} elements; it must have at most {_MAX_FACTORS}"
+            )
         with entry.open() as array:
             return [float(value) for value in as_float32(array, entry.dtype).ravel()]

@@ -256,7 +256,13 @@ def test_tensor_in_two_shards(tmp_path):
         Checkpoint.open(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "a/b", "", "..", 5, None])
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../model.safetensors", "/etc/passwd", "a/b", "", "..", 5, None,
+        "x\0.safetensors", "\ud800", "a\udc80.safetensors",
+    ],
+)  # fmt: skip
 def test_shard_names_that_are_no_file_names(tmp_path, shard):
     write_checkpoint(tmp_path, shards=2)
     change_index(tmp_path, lambda weight_map: weight_map.update({"model.norm.weight": shard}))
@@ -445,9 +451,14 @@ def test_hand_made_bin(tmp_path):
         ({"stride": (4,)}, {"0": RAW}, "the layout"),
         ({"size": "x", "stride": "y"}, {"0": RAW}, "the layout"),
         ({"size": (1 << 40, 1 << 40), "stride": (0, 0)}, {"0": RAW}, "too many elements"),
+        (
+            {"size": (1 << 22, 2048), "stride": (0, 0)}, {"0": RAW},
+            "tensor 'a' has 8589934592 elements; its storage has 12",
+        ),
+        ({"size": (6, 7), "stride": (1, 1)}, {"0": RAW}, "'a' has 42 elements; its storage has 12"),
         ({"key": 5}, {"0": RAW}, "a storage"),
     ],
-)
+)  # fmt: skip
 def test_malformed_tensors_in_bin(tmp_path, fields, storages, message):
     path = bin_with_pickle(tmp_path, tensor_pickle(**fields), storages)
     with pytest.raises(CheckpointError, match=message) as caught:

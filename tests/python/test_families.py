@@ -211,6 +211,16 @@ def test_an_adapter_is_what_it_would_be_merged(tmp_path, row):
     assert error <= 8 * step
 
 
+def test_experts_without_rows_are_refused_by_name(tmp_path):
+    path = Path(save(build("dbrx"), tmp_path)) / "model.safetensors"
+    tensors, name = dict(load(path.read_bytes())), "transformer.blocks.1.ffn.experts.mlp.w1"
+    tensors[name] = tensors[name][:0]
+    path.write_bytes(safetensors_bytes(tensors))
+    loader = HuggingFaceModel(str(tmp_path), NAME).load_model()
+    with pytest.raises(UnexplainedTensorError, match=f"no rule explains .*'{name}'"):
+        loader.serialize_to_memory(Engine())
+
+
 def test_a_computed_head_takes_no_adapter(tmp_path):
     save(build("baichuan2"), tmp_path)
     base = HuggingFaceModel(str(tmp_path), NAME).load_model()
@@ -264,6 +274,18 @@ def test_a_field_that_is_left_out_has_the_value_of_transformers_class(row):
         except ConfigFieldMissingError:
             continue
         assert found == described({**config, name: defaults[name]}), name
+
+
+@pytest.mark.parametrize("end", [0, 3, 28])
+def test_layers_of_qwen2_moe_have_the_windows_of_transformers_class(end):
+    fields = {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 11}
+    fields["max_window_layers"] = end
+    types = pytest.importorskip("transformers").Qwen2MoeConfig(**fields).layer_types
+    assert ("sliding_attention" in types) == (end > 0)
+    windows = fields_of("qwen2-moe", layer_types=None, **fields)["layer_window"]
+    expected = [11 if kind == "sliding_attention" else 0 for kind in types]
+    assert windows == (expected if any(expected) else [])
+    assert fields_of("qwen2-moe", **fields, layer_types=types)["layer_window"] == windows
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import numpy as np
 import pytest
 from allspark.model_loader.errors import CheckpointError
 from allspark.model_loader.gguf import read_gguf
+from allspark.model_loader.gguf.source import Source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-UINT32, STRING, ARRAY, FLOAT32 = 4, 8, 9, 6
+UINT16, UINT32, STRING, ARRAY, FLOAT32 = 2, 4, 8, 9, 6
 MOST = (1 << 64) - 1
 
 
@@ -71,8 +73,12 @@ MALFORMED = {
     "another magic": (file(begin=b"GGML\3\0\0\0"), "offset 0: begins with b'GGML', not a GGUF"),
     "version 1": (file(begin=b"GGUF\1\0\0\0"), "offset 4: GGUF version is 1, supported are 2, 3"),
     "big-endian": (file(begin=b"GGUF\0\0\0\3"), "GGUF version is 50331648, .*big-endian"),
-    "more keys than there are": (file(counts=(1, MOST)), "truncated|appears twice|of type|bytes"),
-    "more tensors than there are": (file(counts=(MOST, 3)), "truncated|dimensions|of .* bytes"),
+    "more keys than there are": (file(counts=(1, 4)), "truncated|appears twice|of type|bytes"),
+    "more tensors than there are": (file(counts=(2, 3)), "truncated|dimensions|of .* bytes"),
+    "too many keys": (file(counts=(1, MOST)), f"there are {MOST} keys, expected at most 131072"),
+    "too many tensors": (
+        file(counts=((1 << 17) + 1, 3)), "there are 131073 tensors, expected at most 131072",
+    ),
     "a long key": (file([long_text(1 << 40)]), "a key is of 1099511627776 bytes, expected at most"),
     "a long string": (
         file([key("k", STRING, long_text(1 << 62))]), "'k' takes 4611686018427387904 bytes, but",
@@ -129,6 +135,55 @@ def test_malformed_headers(tmp_path, case):
     assert caught.match(message)
     assert str(tmp_path / "m.gguf") in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def array(name, item, count, data=b""):
+    return key(name, ARRAY, struct.pack("<IQ", item, count) + data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            [array("k", UINT16, 256 << 20)],
+            "'k' takes 536870912 bytes; a header has at most 268435456",
+        ),
+        (
+            [key("k", STRING, struct.pack("<Q", 256 << 20))],
+            "'k' takes 268435456 bytes; a header has at most 268435456",
+        ),
+        (
+            [array("k", UINT16, (4 << 20) + 1)],
+            "the arrays up to 'k' have 4194305 elements, expected at most 4194304",
+        ),
+        (
+            [array("k", STRING, (4 << 20) + 1)],
+            "the arrays up to 'k' have 4194305 elements, expected at most 4194304",
+        ),
+        (
+            [array("j", 0, 1, b"x"), array("k", UINT16, 4 << 20)],
+            "the arrays up to 'k' have 4194305 elements, expected at most 4194304",
+        ),
+    ],
+)
+def test_the_contents_of_a_header_are_bounded(tmp_path, keys, message):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file(keys))
+    os.truncate(path, 768 << 20)  # Zeros follow that take no room on the disk.
+    with pytest.raises(CheckpointError, match=message):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("count", [1 << 15, (1 << 15) + 1])
+def test_factors_of_rope_are_bounded(tmp_path, count):
+    name = "rope_freqs.weight"
+    keys = [key("general.architecture", STRING, text("llama"))]
+    source = Source(read(tmp_path, file(keys, [info(name, (count,))], bytes(4 * count))))
+    if count == 1 << 15:
+        assert source.factors(name) == [0.0] * count
+        return
+    with pytest.raises(CheckpointError, match=f"'{name}' has 32769 elements; it must have at most"):
+        source.factors(name)
 
 
 @settings(

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 from allspark.model_loader import HuggingFaceModel, ModelSerializerException
+from allspark.model_loader.export import temporary_file
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 from support.lora import write_adapter
 
@@ -115,6 +116,15 @@ def test_links_within_the_checkpoint_and_a_hub_s_cache_are_followed(checkpoint, 
     HuggingFaceModel(str(snapshot), "m").load_model().serialize_to_path(None, str(tmp_path / "o"))
     assert (tmp_path / "o" / "config.json").read_bytes() == text
 
+    # Blobs of another repository are somebody else's.
+    other = tmp_path / "models--somebody--else"
+    cache.rename(other)
+    checkpoint.rename(snapshot := tmp_path / "models--somebody--model")
+    for blob in ("../models--somebody--else/blobs/0", str(other / "blobs" / "0")):
+        put(snapshot / "config.json", lambda path, blob=blob: path.symlink_to(blob))
+        with pytest.raises(ModelSerializerException, match=f"out of its directory, to {other}/blo"):
+            HuggingFaceModel(str(snapshot), "m").load_model()
+
 
 def test_a_file_that_grows_is_read_to_its_bound(checkpoint, monkeypatch):
     from allspark.model_loader import config
@@ -189,6 +199,50 @@ def test_what_a_killed_process_left_is_removed(checkpoint, tmp_path):
         HuggingFaceModel(str(checkpoint), "m").load_model().serialize_to_path(None, str(out))
     names = sorted(path.name for path in out.iterdir())
     assert names == [locked.name, "config.json", "m.asgraph", "m.asparam"]
+
+
+# Files of another container, whose processes have the same ids.
+BUSY = """
+import fcntl, os, sys
+os.mkdir(sys.argv[1] + "/out")
+files = [
+    open(f"{sys.argv[1]}/out/.config.json.{os.getpid()}-{i}.tmp", "wb") for i in range(9)
+]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+"""
+
+
+def test_temporary_files_of_another_container_are_in_nobody_s_way(checkpoint):
+    pytest.importorskip("allspark._allspark")
+    assert message_of(checkpoint, program=BUSY + PROGRAM) == ""
+    names = sorted(path.name for path in (checkpoint / "out").iterdir())
+    assert names[-3:] == ["config.json", "m.asgraph", "m.asparam"] and len(names) == 3 + 9
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_new_file_that_another_process_takes_for_a_leftover(tmp_path, monkeypatch, is_done):
+    lock, taken = fcntl.flock, []
+
+    def flock(file, operation):
+        if not taken:
+            taken.append(file.name)
+            with open(file.name, "r+b") as other:
+                lock(other, operation)
+                try:
+                    if not is_done:
+                        lock(file, operation)  # fails: the other process has it
+                finally:
+                    os.unlink(file.name)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with temporary_file(tmp_path, "x") as file:
+        file.write(b"whole")
+        file.flush()
+        os.replace(file.name, tmp_path / "x")
+    assert taken and (tmp_path / "x").read_bytes() == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 LOCKED = """

@@ -438,6 +438,16 @@ def test_tensors_that_do_not_fit(tmp_path, change, message):
     assert str(tmp_path / "adapter") in str(caught.value)
 
 
+@pytest.mark.parametrize("rank", [4096, 4097])
+def test_a_rank_is_bounded_before_anything_is_read(tmp_path, rank):
+    tensors, fields = adapter_tensors([Q0], rank=rank), {"r": rank, "target_modules": [Q0]}
+    if rank == 4096:
+        assert open_adapter(tmp_path, tensors, **fields).pairs[0].rank == rank
+        return
+    with pytest.raises(UnexplainedTensorError, match="lora_A.weight' has rank 4097; it must be at"):
+        open_adapter(tmp_path, tensors, **fields)
+
+
 def test_an_empty_adapter_is_refused(tmp_path):
     with pytest.raises(UnexplainedTensorError, match="holds no adapter"):
         open_adapter(tmp_path, {})

@@ -131,3 +131,25 @@ def test_adapters_in_memory_beside_the_model(engine, tmp_path):
     assert engine.load_lora("served", "c") == AsStatus.ALLSPARK_PARAM_ERROR
     engine.release_model("served")
     assert engine.load_lora("served", "a") == AsStatus.ALLSPARK_PARAM_ERROR
+
+
+def test_a_release_drops_the_adapters_under_all_names_of_the_loader(engine, tmp_path):
+    write_adapter(tmp_path / "loras" / "a")
+    lora_cfg = {"input_base_dir": str(tmp_path / "loras"), "lora_names": ["a"]}
+    loader = HuggingFaceModel(str(write_checkpoint(tmp_path / "base")), "m", True)
+    loader.load_model().serialize(engine, lora_cfg=lora_cfg)
+    for name in ("served", "again"):
+        builder = loader.create_reference_runtime_config_builder(name, TargetDevice.CPU)
+        engine.install_model(builder.build())
+    engine.release_model("served")
+    # What belongs to a model that is installed stays.
+    assert engine.load_lora("again", "a") == SUCCESS
+    engine.release_model("again")
+    assert engine._loras._images == {}
+    # Now the loader's own name is another model's, which has adapters of its own.
+    other = HuggingFaceModel(str(tmp_path / "base"), "m", False).load_model()
+    other.serialize_to_path(None, str(tmp_path / "out"), lora_cfg=lora_cfg)
+    builder = other.create_reference_runtime_config_builder("m", TargetDevice.CPU)
+    engine.install_model(builder.build())
+    assert engine.load_lora("m", "a") == SUCCESS
+    assert loaded(engine) == ["m", "a", str(tmp_path / "out" / "a.aslora")]

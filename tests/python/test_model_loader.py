@@ -213,6 +213,17 @@ def test_a_failure_of_the_writer_names_the_tensor(tmp_path, monkeypatch):
         write_model(plan, FakeWriter)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_a_rule_raises_arrives(tmp_path, error):
+    def fail(array):
+        raise error
+
+    plan = plan_for(write_checkpoint(tmp_path))
+    parts = [replace(part, rule=replace(part.rule, transform=fail)) for part in plan.parts]
+    with pytest.raises(error):
+        write_model(replace(plan, parts=parts), FakeWriter)
+
+
 # Configurations.
 
 
@@ -626,6 +637,54 @@ def test_rope_scale_method(tmp_path, fake_native):
         loader.set_rope_scale_method(Method.NTK, {})
 
 
+ROPE5 = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.75}
+PHI2 = {"architectures": ["PhiForCausalLM"], "hidden_act": "gelu_new"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Phi3ForCausalLM"], "head_dim": 16, "rope_parameters": ROPE5},
+        {**PHI2, "head_dim": 20, "rope_parameters": {**ROPE5, "partial_rotary_factor": 0.4}},
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+            },
+        },
+    ],
+    ids=lambda config: config["architectures"][0],
+)
+def test_base_and_rotated_part_stay_with_another_scaling(tmp_path, config):
+    write_checkpoint(tmp_path, {}, config_with(**config))
+    loader = HuggingFaceModel(str(tmp_path), "m")
+
+    def described():
+        computed = loader._decoder().computed
+        return loader.decoder_spec(), {name: values.tolist() for name, values in computed.items()}
+
+    expected = described()
+    loader.set_rope_scale_method("NO_SCALE")
+    assert described() == expected
+    loader.set_rope_scale_method("YaRN", {"factor": 4.0, "attention_factor": 1.0})
+    assert described()[0].rotary_dim == expected[0].rotary_dim and described() != expected
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BloomForCausalLM", "MptForCausalLM"])
+def test_models_without_rope_have_no_scaling(tmp_path, name):
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4} if name.startswith("GPT2") else CONFIG
+    fields = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_positions": 64, "vocab_size": 40}
+    write_checkpoint(tmp_path, {}, {**sizes, **fields, "architectures": [name]})
+    loader = HuggingFaceModel(str(tmp_path), "m")
+    spec = loader.decoder_spec()
+    with pytest.raises(UnsupportedModelError, match=f"config.json: {name} has no rotary emb"):
+        loader.set_rope_scale_method("YaRN", {"factor": 4.0})
+    assert loader.read_model_config().decoder_spec() == spec
+    assert loader.set_rope_scale_method("NO_SCALE").decoder_spec() == spec
+
+
 def test_loading_reads_no_weights(tmp_path, monkeypatch):
     from allspark.model_loader.storage import MappedFile
 
@@ -707,6 +766,15 @@ def test_a_name_is_downloaded(tmp_path, monkeypatch):
     HuggingFaceModel("org/model", "m").load_model(revision="main")
     ((name, revision, patterns),) = asked
     assert (name, revision) == ("org/model", "main") and "*.safetensors" in patterns
+
+    # Another revision is another directory, also once something was read.
+    asked.clear()
+    loader = HuggingFaceModel("org/model", "m").read_model_config()
+    loader.load_model(revision="v2").load_model(revision="v2").load_model()
+    assert [revision for _, revision, _ in asked] == [None, "v2"]
+    loader._tokenizer = object()
+    loader.load_model(revision="v3")
+    assert loader._tokenizer is None
 
     def offline(*args, **kwargs):
         raise ConnectionError("no network")

@@ -112,16 +112,19 @@ def test_an_image_is_installed_under_any_name(checkpoint):
     assert generate(engine, loader, "another") == expected
 
 
-def test_an_image_lives_as_long_as_it_is_needed(checkpoint):
+@pytest.mark.parametrize("installed", ["org/name", "prod"])
+def test_an_image_lives_as_long_as_it_is_needed(checkpoint, installed):
     engine = Engine()
-    loader = loader_of(checkpoint).serialize_to_memory(engine)
-    builder = loader.create_reference_runtime_config_builder(NAME, TargetDevice.CPU, [0], 2)
+    loader = loader_of(checkpoint, "org/name").serialize_to_memory(engine)
+    builder = loader.create_reference_runtime_config_builder(installed, TargetDevice.CPU, [0], 2)
     engine.install_model(builder.build())
     assert loader.free_memory_serialize_file() is loader
-    assert int(engine.start_model(NAME)) == 0, engine.last_error()
-    engine.stop_model(NAME)
-    assert int(engine.release_model(NAME)) == 0
-    assert int(engine.install_model(builder.build())) != 0
+    assert int(engine.start_model(installed)) == 0, engine.last_error()
+    engine.stop_model(installed)
+    assert int(engine.release_model(installed)) == 0
+    for name in (installed, "org/name", "org_name"):
+        engine.install_model(builder.model_name(name).build())
+        assert f"no serialised model '{name}' is in memory" in engine.last_error()
 
 
 def test_runtime_builder(checkpoint, tmp_path):

@@ -14,8 +14,10 @@ import pytest
 pytest.importorskip("allspark._allspark")
 
 from allspark import generation_config, text_queue
-from allspark.model_loader import expressions, files, linear_expression, pickle_file
+from allspark.model_loader import expressions, files, linear_expression, lora, pickle_file
 from allspark.model_loader.architectures import common
+from allspark.model_loader.gguf import file as gguf_file
+from allspark.model_loader.gguf import source as gguf_source
 from allspark.model_loader.gguf import tokenizer as gguf_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +36,8 @@ def test_every_test_that_is_named_exists():
     assert not names - there
 
 
-def header(name: str) -> int:
-    text = (ROOT / "csrc" / "include" / "allspark" / "config.h").read_text()
+def header(name: str, file: str = "include/allspark/config.h") -> int:
+    text = (ROOT / "csrc" / file).read_text()
     found = re.search(rf"\b{name} = (\d+);", text)
     assert found is not None, name
     return int(found[1])
@@ -51,6 +53,10 @@ def header(name: str) -> int:
         f"cache; {files.MAX_COMPANION_BYTES >> 20} MiB, counted while reading",
         f"heads up to {common._MAX_HEADS:,}",
         f"| {pickle_file.MAX_PICKLE_BYTES >> 20} MiB and {pickle_file.MAX_OPERATIONS:,} operations",
+        f"| rank of an adapter | {lora._MAX_RANK:,} |",
+        f"| rank of an adapter | {header('kMaxLoraRank', 'weights/lora_format.h'):,} |",
+        f"| {gguf_file._MAX_HEADER_BYTES >> 20} MiB; {gguf_file._MAX_RECORDS:,} keys and as many "
+        f"tensors; {gguf_file._MAX_ELEMENTS:,} elements of arrays; {gguf_source._MAX_FACTORS:,} f",
         f"| {gguf_tokenizer._MAX_PIECE} characters, {gguf_tokenizer._MAX_MERGES} merges each",
         f"time is linear; {linear_expression.MAX_EXPRESSIONS:,} patterns",
         f"or {expressions.MAX_SECONDS} s of a trial",
