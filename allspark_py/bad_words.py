@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from allspark import exit_gate
 from allspark.text_queue import to_words
 
 # Texts per call of the tokenizer. A call tokenises without the GIL and then builds its results with
@@ -65,12 +66,13 @@ def _batches(tokenizer: Any, texts: list[str]) -> Iterator[Sequence[Sequence[int
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> Sequence[Sequence[int]]:
-    if not callable(tokenizer):  # no tokenizer of transformers
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )
-    return encoded["input_ids"]
+    with exit_gate.passing():
+        if not callable(tokenizer):  # no tokenizer of transformers
+            return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        encoded = tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        return encoded["input_ids"]

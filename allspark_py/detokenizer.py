@@ -10,8 +10,12 @@ from allspark._allspark import ByteLevelText, ByteLevelVocabulary
 
 # What a decoder writes for bytes that do not make a complete character yet.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# How many tokens in a row without text are decoded again; longer runs are only special tokens.
+# How many tokens in a row without certain text are decoded again at each token. Longer runs are
+# only special tokens, or bytes of no character.
 _MAX_SILENT = 32
+# Where a text ends so, there is more than the beginning of one character, which has three bytes at
+# most.
+_INVALID = 4 * _REPLACEMENT
 # How many tokens of a vocabulary are decoded, to see that it is done as expected.
 _SAMPLE = 4096
 # The methods of transformers' classes that do no more than the package 'tokenizers'.
@@ -23,11 +27,11 @@ _PLAIN_DECODERS = {
 
 
 def _plain_backend(tokenizer: Any) -> Any:
-    """The tokenizer of the package 'tokenizers' whose decoding `tokenizer` returns unchanged; None
-    if there is none."""
+    """The tokenizer of the package 'tokenizers' whose decoding `tokenizer` returns; None if it has
+    none. It does not clean up spaces, as `tokenizer` may: that would change earlier text."""
     methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
     names = {getattr(method, "__qualname__", "") for method in methods}
-    if not names <= _PLAIN_DECODERS or tokenizer.clean_up_tokenization_spaces:
+    if not names <= _PLAIN_DECODERS:
         return None
     return tokenizer.backend_tokenizer
 
@@ -108,13 +112,14 @@ class Detokenizer:
             `get_tokenizer()`.
         skip_special_tokens: leave special tokens such as end-of-sequence out of the text.
 
-    The pieces that `put` and `flush` return, joined, equal the decoding of all ids at once. A
-    character whose bytes are spread over several tokens appears when its last byte arrives.
+    The pieces that `put` and `flush` return, joined, equal the decoding of all ids at once; with
+    transformers' fast tokenizers, that without clean_up_tokenization_spaces. A character whose
+    bytes are spread over several tokens appears when its last byte arrives.
     """
 
     __slots__ = (
-        "_backend", "_ids", "_prefix_begin", "_prefix_end", "_skip_special_tokens", "_stream",
-        "_tokenizer",
+        "_backend", "_ids", "_is_invalid", "_next_look", "_prefix_begin", "_prefix_end",
+        "_skip_special_tokens", "_stream", "_tokenizer",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True):
@@ -125,6 +130,10 @@ class Detokenizer:
         # sees some context (SentencePiece drops the space before a first token).
         self._prefix_begin = 0
         self._prefix_end = 0
+        # In a long run without certain text: the length at which it is decoded again, whatever the
+        # next tokens are, and whether the last look found bytes of no character.
+        self._next_look = 0
+        self._is_invalid = False
         self._backend = _plain_backend(tokenizer)
         # Decodes token by token as this class does, a tenth of the time. None: this class does.
         self._stream = self._open_stream()
@@ -147,10 +156,13 @@ class Detokenizer:
                 self._prefix_begin, self._prefix_end = self._prefix_end, len(known)
                 text += piece
             elif len(known) - self._prefix_end >= _MAX_SILENT:
-                self._put(())
-                if len(known) == self._prefix_end:  # it dropped the tokens without text
-                    self._stream = self._open_stream()
-                    step = self._stream.step
+                text += self._put(())
+                if len(known) > self._prefix_end:  # a stream would decode all again at each token
+                    self._stream = None
+                    return text + self._put(rest)
+                # It dropped the tokens without text.
+                self._stream = self._open_stream()
+                step = self._stream.step
         return text
 
     def _open_stream(self) -> Any:
@@ -163,11 +175,26 @@ class Detokenizer:
         )
 
     def _put(self, ids: Iterable[int]) -> str:
+        begin = len(self._ids)
         self._ids.extend(ids)
+        length = len(self._ids) - self._prefix_end
+        if length < self._next_look and self._changes_nothing(begin):
+            return ""
         text = self._decode(self._prefix_begin, len(self._ids))
         if text.endswith(_REPLACEMENT):
+            if length >= _MAX_SILENT:
+                # So what a run costs stays in proportion to its length.
+                self._next_look = 2 * length
+                self._is_invalid = text.endswith(_INVALID)
             return ""
+        self._next_look = 0
         return self._emit(text)
+
+    def _changes_nothing(self, begin: int) -> bool:
+        """Whether the ids from `begin` on, alone, have no text that could make the text certain. At
+        worst it comes with the next token that has some."""
+        text = self._decode(begin, len(self._ids))
+        return not text or (self._is_invalid and text.endswith(_REPLACEMENT))
 
     def flush(self) -> str:
         """Returns what was held back; call once at the end."""

@@ -8,11 +8,15 @@ TypeError.
 from __future__ import annotations
 
 import enum
+import math
+import operator
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from allspark import exit_gate
 from allspark._allspark import (
     AsCacheMode,
     AsEngineStat,
@@ -25,6 +29,7 @@ from allspark._allspark import (
     ModelState,
     NativeEngine,
     RequestHandle,
+    Status,
 )
 from allspark.generation_config import ASGenerationConfigBuilder
 from allspark.input_ids import input_ids_of, to_id_array
@@ -62,6 +67,16 @@ class RoPEScaleMethod(enum.IntEnum):
     NO_SCALE = 0
     YaRN = 3
     NTK = 4
+
+
+def _to_native_timeout(timeout_ms: int | None) -> int:
+    """-1 for None, no limit. Raises ValueError for a negative number."""
+    if timeout_ms is None:
+        return -1
+    timeout = operator.index(timeout_ms)
+    if timeout < 0:
+        raise ValueError(f"timeout_ms is {timeout}; it must be at least 0")
+    return timeout
 
 
 class Engine:
@@ -115,9 +130,11 @@ class Engine:
             timeout_ms: a drain that takes longer turns into a cancel, as does one at Ctrl-C. None:
                 no limit.
         """
-        return self._statuses.of(
-            self._native.stop_model(model_name, drain, -1 if timeout_ms is None else timeout_ms)
-        )
+        try:
+            timeout = _to_native_timeout(timeout_ms)
+        except ValueError as error:
+            return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error))
+        return self._statuses.of(self._native.stop_model(model_name, drain, timeout))
 
     def release_model(self, model_name: str) -> AsStatus:
         """Initial or Stop -> Released: everything is freed and the name can be used again."""
@@ -198,7 +215,8 @@ class Engine:
         """
 
         def start(text: str) -> Started:
-            ids = model.get_tokenizer().encode(text)
+            with exit_gate.passing():
+                ids = model.get_tokenizer().encode(text)
             return self.start_request_ids(model_name, model, ids, generate_config_builder)
 
         return self._requests.start_texts(model_name, model, input_str_or_array, start)
@@ -215,9 +233,14 @@ class Engine:
         Requests of one model start in the order of these calls, those with a `response_format`
         once it is compiled. Cancelling the call withdraws it.
         """
-        await compile_grammar(model, generate_config_builder)
+        compiled = await compile_grammar(model, generate_config_builder)
         return await self._requests.start_async(
-            self.start_request_ids, model_name, model, input_ids, generate_config_builder
+            self.start_request_ids,
+            model_name,
+            model,
+            input_ids,
+            generate_config_builder,
+            compiled=compiled,
         )
 
     async def start_request_text_async(
@@ -228,9 +251,14 @@ class Engine:
         generate_config_builder: ASGenerationConfigBuilder | dict[str, Any] | None = None,
     ) -> Started:
         """start_request_text for asyncio; tokenising does not block the loop either."""
-        await compile_grammar(model, generate_config_builder)
+        compiled = await compile_grammar(model, generate_config_builder)
         return await self._requests.start_async(
-            self.start_request_text, model_name, model, input_str_or_array, generate_config_builder
+            self.start_request_text,
+            model_name,
+            model,
+            input_str_or_array,
+            generate_config_builder,
+            compiled=compiled,
         )
 
     async def start_prepared_async(
@@ -248,7 +276,9 @@ class Engine:
         """
 
         def start(name: str) -> Started:
-            return self.start_request_ids(name, model, *prepare())
+            with exit_gate.passing():
+                ids, config = prepare()
+            return self.start_request_ids(name, model, ids, config)
 
         return await self._requests.start_async(start, model_name)
 
@@ -268,14 +298,19 @@ class Engine:
         Args:
             timeout_ms: give up after this long with ALLSPARK_RUNTIME_ERROR. None: no limit.
         """
-        timeout = -1 if timeout_ms is None else timeout_ms
+        try:
+            timeout = _to_native_timeout(timeout_ms)
+        except ValueError as error:
+            return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error))
         if request_handle is None:
             return self._statuses.of(self._native.sync_all_requests(model_name, timeout))
-        return self._statuses.of_each(
-            lambda name, handle: self._native.sync_request(name, handle, timeout),
-            model_name,
-            request_handle,
-        )
+        deadline = time.monotonic() + timeout / 1000
+
+        def sync(name: str, handle: RequestHandle) -> Status:
+            left = max(0, math.ceil(1000 * (deadline - time.monotonic())))
+            return self._native.sync_request(name, handle, left if timeout >= 0 else timeout)
+
+        return self._statuses.of_each(sync, model_name, request_handle)
 
     # -- LoRA adapters ---------------------------------------------------------------------
 

@@ -3,8 +3,8 @@ interpreter.
 
 When such a thread comes back while the interpreter ends, Python up to 3.13 ends the thread by
 unwinding it, and unwinding through Rust ends the process by a signal. So the interpreter waits at
-its exit for those that are inside, and nobody enters any more. csrc/python/gil.h does the same for
-the engine's own calls.
+its exit for those that are inside, and no thread but the main one enters any more.
+csrc/python/gil.h does the same for the engine's own calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class _Gate:
         """Inside, calls may leave the GIL. `for_another`: a thread inside waits for this one. A
         thread enters once."""
         with self._changed:
-            stays = self.exiting and not for_another
+            # The main thread is the one that exits: nothing unwinds it.
+            is_main = threading.current_thread() is threading.main_thread()
+            stays = self.exiting and not (for_another or is_main)
             if not stays:
                 self._num_inside += 1
         if stays:

@@ -65,20 +65,23 @@ class GuidedDecoding:
             slow.put(None)
             raise
 
-    def mask(
+    def masks(
         self,
         response_format: Any,
         tokenizer: Any,
         config: GenerateConfig,
-        generated: Sequence[int] = (),
-    ) -> QueuedMask | None:
-        """The mask of a new request whose output begins with `generated`; None for plain text.
-        Where the engine refuses the request, return the mask with `forget`. Raises as
-        Compiler.matcher does."""
+        generated: Sequence[int],
+        count: int,
+        compiled: llguidance.LLMatcher | None,
+    ) -> list[QueuedMask | None]:
+        """The masks of `count` new requests whose outputs begin with `generated`; Nones for plain
+        text. Where the engine refuses a request, return its mask with `forget`. `compiled`: what
+        Compiler.prepare returned for the format, if it was called. Raises as Compiler.matcher does.
+        """
         compiler = Compiler.of(tokenizer)
-        matcher = compiler.matcher(response_format)
+        matcher = compiled.deep_copy() if compiled else compiler.matcher(response_format)
         if matcher is None:
-            return None
+            return [None] * count
         if generated and matcher.validate_tokens(list(generated)) < len(generated):
             raise ValueError(
                 f"num_generated_in_prompt is {len(generated)}, but these tokens do not begin a "
@@ -86,21 +89,27 @@ class GuidedDecoding:
             )
         matcher.consume_tokens(list(generated))
         end_tokens = compiler.end_tokens(config)
-        mask = QueuedMask(self._queue, end_tokens)
-        self._guides[mask] = _Guide(compiler, response_format, matcher, bool(end_tokens))
-        return mask
+        masks: list[QueuedMask | None] = []
+        for own in (matcher, *(matcher.deep_copy() for _ in range(count - 1))):
+            mask = QueuedMask(self._queue, end_tokens)
+            self._guides[mask] = _Guide(compiler, response_format, own, bool(end_tokens))
+            masks.append(mask)
+        return masks
 
     def forget(self, mask: QueuedMask) -> None:
         self._guides.pop(mask, None)
 
     def close(self) -> None:
-        """Ends the thread; masks requested afterwards fail. A fork has no such thread."""
+        """Ends the threads; masks requested afterwards fail. A fork has no such threads."""
         if os.getpid() != self._process:
             return
         self._queue.close()
-        # The garbage collector may call.
-        if threading.current_thread() is not self._thread and not exit_gate.is_exiting():
-            self._thread.join(timeout=5)  # a hanging grammar must not block exit
+        # The garbage collector may call, on any thread.
+        current = threading.current_thread()
+        if current is self._thread or exit_gate.is_exiting():  # that thread ends the slow one
+            return
+        self._thread.join(timeout=5)  # a hanging grammar must not block exit
+        if current is not self._slow_thread:
             self._slow_thread.join(timeout=5)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from allspark import exit_gate
 from allspark._allspark import (
@@ -18,6 +17,7 @@ from allspark._allspark import (
     RequestHandle,
 )
 from allspark.bad_words import to_token_sequences
+from allspark.detokenizer import open_decoding
 from allspark.generation_config import (
     ASGenerationConfigBuilder,
     GenerationConfigAdapter,
@@ -32,10 +32,19 @@ from allspark.text_queue import TextQueue
 from allspark.unicode_text import check_unicode
 
 if TYPE_CHECKING:
+    import llguidance
     from allspark.guided import GuidedDecoding
     from allspark.model_loader import LLM
 
 Started: TypeAlias = "tuple[AsStatus, Any, Any]"
+
+
+class Compiled(NamedTuple):
+    """What came of compiling a response_format ahead of the start that needs it."""
+
+    response_format: Any
+    matcher: llguidance.LLMatcher | None = None  # None: plain text, or none was compiled
+    error: str | None = None
 
 
 class RequestStarts:
@@ -53,35 +62,38 @@ class RequestStarts:
         self._guided: GuidedDecoding | None = None
         self._guided_lock = threading.Lock()
         self._starts = OrderedStarts(lambda name: name in native.list_models())
-        self._thread = threading.local()  # `gives_up`: called while a start waits for room
+        # Of a start on the model's own thread: `gives_up` is called while it waits for room, and
+        # `compiled` is what was done for it before.
+        self._thread = threading.local()
 
     def start(
         self, model_name: str, model: LLM | None, input_ids: Any, generate_config: Any
     ) -> Started:
         """Engine.start_request_ids."""
+        process = self._native.check_process()
+        if not process.ok:  # a fork, whose copies of locks may be held for ever
+            return self._statuses.of(process), None, None
         try:
             ids = to_id_array(input_ids)
         except ValueError as error:
             return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
         try:
             config = GenerationConfigAdapter.parse(generate_config)
-            if config.text is not None and model is None:
-                text = shown(config.text)
-                raise ValueError(f"model is None; {text} needs the loader's tokenizer")
+            tokenizer = self._text_tokenizer(model, config)
             if config.bad_words:
                 self._bar_words(model, config)
             generated = config.generated(ids)
-            masks = [self._token_mask(model, config, generated) for _ in range(config.n)]
+            masks = self._token_masks(model, config, generated)
         except (TypeError, ValueError) as error:
             return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
 
         def wrap(handle: RequestHandle, native: NativeResultQueue) -> ResultQueue:
-            if config.text is None or model is None:
+            if config.text is None:
                 return self._queue_type(native)
             shortest = config.native.min_length - (len(ids) - len(generated))
             return self._text_queue_type(
                 native,
-                model.get_tokenizer(),
+                tokenizer,
                 config.text,
                 stop=_weak_stop(self._native, model_name, handle),
                 end_ids=config.end_ids(),
@@ -94,7 +106,11 @@ class RequestStarts:
             status, handles, natives = self._native.start_request(
                 model_name, ids, native_config, mask, getattr(self._thread, "gives_up", None)
             )
-            queues = [wrap(*each) for each in zip(handles, natives, strict=True)]
+            try:
+                queues = [wrap(*each) for each in zip(handles, natives, strict=True)]
+            except BaseException:  # such as Ctrl-C; nobody would know of the request
+                self.release(model_name, handles)
+                raise
             if config.native.num_return_sequences > 1:
                 return self._statuses.of(status), handles, queues
             if not handles:
@@ -114,6 +130,19 @@ class RequestStarts:
                 for mask in filter(None, masks):
                     self._guided_decoding().forget(mask)
         return result
+
+    @staticmethod
+    def _text_tokenizer(model: LLM | None, config: RequestConfig) -> Any:
+        """The tokenizer of the config's fields about text; None where it has none."""
+        if config.text is None:
+            return None
+        if model is None:
+            text = shown(config.text)
+            raise ValueError(f"model is None; {text} needs the loader's tokenizer")
+        tokenizer = model.get_tokenizer()
+        # What may fail or take long at first does so before there is a request.
+        open_decoding(tokenizer, config.text.skip_special_tokens)
+        return tokenizer
 
     @staticmethod
     def _bar_words(model: LLM | None, config: RequestConfig) -> None:
@@ -150,19 +179,24 @@ class RequestStarts:
         return self._start_all(model_name, "input", start_one, texts)
 
     async def start_async(
-        self, start: Callable[..., Started], model_name: str, *arguments: Any
+        self,
+        start: Callable[..., Started],
+        model_name: str,
+        *arguments: Any,
+        compiled: Compiled | None = None,
     ) -> Started:
         """Calls start(model_name, ...) on the thread on which the model's requests start. It is
-        refused at once where no such model is installed."""
+        refused at once where no such model is installed. `compiled`: what compile_grammar
+        returned."""
         if not self._native.check_process().ok:  # a fork, which lacks the threads of the starts
             return start(model_name, *arguments)
 
         def run(gives_up: Callable[[], bool]) -> tuple[Started, str]:
-            self._thread.gives_up = gives_up
+            self._thread.gives_up, self._thread.compiled = gives_up, compiled
             try:
                 return start(model_name, *arguments), self._statuses.last_error()
             finally:
-                self._thread.gives_up = None
+                self._thread.gives_up = self._thread.compiled = None
 
         def undo(outcome: tuple[Started, str]) -> None:
             status, handle, _ = outcome[0]
@@ -182,18 +216,29 @@ class RequestStarts:
         """Engine.release_request."""
         return self._statuses.of_each(self._native.release_request, model_name, handles)
 
-    def _token_mask(
+    def _token_masks(
         self, model: LLM | None, config: RequestConfig, generated: Sequence[int]
-    ) -> QueuedMask | None:
+    ) -> list[QueuedMask | None]:
+        """One for each of the config's sequences; None where any token may follow."""
         if config.response_format is None:
-            return None
+            return [None] * config.n
         if model is None:
             raise ValueError(
                 "response_format needs the tokenizer; give start_request_ids the loader as model"
             )
+        compiled: Compiled | None = getattr(self._thread, "compiled", None)
+        if compiled is None or compiled.response_format is not config.response_format:
+            compiled = Compiled(config.response_format)
+        if compiled.error is not None:
+            raise ValueError(compiled.error)
         with exit_gate.passing():
-            return self._guided_decoding().mask(
-                config.response_format, model.get_tokenizer(), config.native, generated
+            return self._guided_decoding().masks(
+                config.response_format,
+                model.get_tokenizer(),
+                config.native,
+                generated,
+                config.n,
+                compiled.matcher,
             )
 
     def _guided_decoding(self) -> GuidedDecoding:
@@ -230,22 +275,26 @@ class RequestStarts:
 
 async def compile_grammar(
     model: LLM | None, config: ASGenerationConfigBuilder | dict[str, Any] | None
-) -> None:
-    """Compiles what a guided request needs beside the starts of its model, which would all wait."""
+) -> Compiled | None:
+    """Compiles what a guided request needs beside the starts of its model, which would all wait.
+    None: it needs nothing, or its start is refused."""
     if isinstance(config, ASGenerationConfigBuilder):
         config = config.build()
     response_format = config.get("response_format") if isinstance(config, Mapping) else None
     if model is None or response_format is None:
-        return
+        return None
 
-    def compile_it() -> None:
-        # An error is the start's to report.
-        with exit_gate.passing(), contextlib.suppress(TypeError, ValueError):
-            from allspark.grammar_compiler import Compiler
+    def compile_it() -> Compiled:
+        from allspark.grammar_compiler import Compiler
 
-            Compiler.of(model.get_tokenizer()).prepare(response_format)
+        try:
+            with exit_gate.passing():
+                matcher = Compiler.of(model.get_tokenizer()).prepare(response_format)
+        except (TypeError, ValueError) as error:  # the start's to report
+            return Compiled(response_format, error=str(error))
+        return Compiled(response_format, matcher)
 
-    await schema_threads.run(compile_it)
+    return await schema_threads.run(compile_it)
 
 
 def _weak_stop(native: NativeEngine, model_name: str, handle: RequestHandle) -> Callable[[], None]:

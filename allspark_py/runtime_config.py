@@ -147,7 +147,7 @@ class AsModelRuntimeConfigBuilder:
         return self._set("max_output_tensor_bytes", num_bytes)
 
     def token_mask_timeout_ms(self, timeout_ms: int) -> AsModelRuntimeConfigBuilder:
-        """How long a step waits for the masks of guided requests at most. Default 10000."""
+        """How long a guided request waits for a mask at most; others go on. Default 10000."""
         return self._set("token_mask_timeout_ms", timeout_ms)
 
     def num_threads(self, num_threads: int) -> AsModelRuntimeConfigBuilder:
@@ -166,8 +166,11 @@ class AsModelRuntimeConfigBuilder:
         """How many seconds an unused prefix stays cached. Default 300."""
         return self._set("prefix_cache_ttl", ttl)
 
-    def kv_cache_mode(self, mode: AsCacheMode) -> AsModelRuntimeConfigBuilder:
-        """How the KV cache stores values. Default AsCacheDefault: the compute type."""
+    def kv_cache_mode(self, mode: AsCacheMode | str) -> AsModelRuntimeConfigBuilder:
+        """How the KV cache stores values: an AsCacheMode or its name. Default AsCacheDefault: the
+        compute type."""
+        if isinstance(mode, str):
+            mode = get_cache_mode_from_str(mode)
         return self._set("cache_mode", mode)
 
     def kv_cache_span_size(self, num_tokens: int) -> AsModelRuntimeConfigBuilder:
@@ -253,8 +256,7 @@ class AsModelRuntimeConfigBuilder:
         """Sets fields by name: DashInfer's keys, or any attribute of AsModelConfig."""
         for key, value in fields.items():
             if key == "kv_cache_mode":
-                mode = value if isinstance(value, AsCacheMode) else get_cache_mode_from_str(value)
-                self.kv_cache_mode(mode)
+                self.kv_cache_mode(value)
             elif key == "kv_cache_span_size":
                 self.kv_cache_span_size(value)
             elif key == "enable_sparsity_matmul":

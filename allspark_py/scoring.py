@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from allspark import exit_gate
 from allspark._allspark import AsStatus, GeneratedElements
 from allspark.errors import AllSparkError
 from allspark.input_ids import BYTES, to_id_array, wrong_type
@@ -66,7 +67,8 @@ def to_prompts(inputs: Any, model: LLM | None) -> list[np.ndarray]:
                 if model is None:
                     raise ValueError("a text needs a tokenizer, and model is None")
                 check_unicode(item)
-                item = model.get_tokenizer().encode(item)
+                with exit_gate.passing():
+                    item = model.get_tokenizer().encode(item)
             prompts.append(to_id_array(item))
         except (TypeError, ValueError) as error:
             raise type(error)(f"inputs[{index}]: {error}") from None

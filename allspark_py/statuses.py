@@ -54,9 +54,9 @@ class Statuses:
         # A str is made of strs without end.
         if isinstance(handles, (str, *BYTES, Mapping)) or not isinstance(handles, Iterable):
             raise wrong_type("request_handle", handles, "a RequestHandle or a list of them")
-        result = AsStatus.ALLSPARK_SUCCESS
+        result, message = AsStatus.ALLSPARK_SUCCESS, ""
         for handle in handles:
             status = self.of_each(call, model_name, handle)
-            if result == AsStatus.ALLSPARK_SUCCESS:
-                result = status
-        return result
+            if result == AsStatus.ALLSPARK_SUCCESS and status != result:
+                result, message = status, self.last_error()
+        return result if result == AsStatus.ALLSPARK_SUCCESS else self.fail(result, message)

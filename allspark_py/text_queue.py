@@ -98,13 +98,25 @@ class StopStrings:
         if self._found is None:
             self._state, num_read, length = self._matcher.read(self._state, text)
             if length == 0:
-                certain = len(self._held) - self._matcher.matched_length(self._state)
-                out, self._held = self._held[:certain], self._held[certain:]
-                return out, False
+                return self._take_certain(), False
             end = begin + num_read
             self.word = self._held[end - length : end]
             self._found = self._held[: end if self._include else end - length]
         return self._found, True
+
+    def pass_by(self, text: str) -> str:
+        """Adds text in which no stop string counts, though one that counts may begin there; returns
+        the text that is now certain."""
+        self._held += text
+        while text:
+            self._state, num_read, _ = self._matcher.read(self._state, text)
+            text = text[num_read:]
+        return self._take_certain()
+
+    def _take_certain(self) -> str:
+        certain = len(self._held) - self._matcher.matched_length(self._state)
+        out, self._held = self._held[:certain], self._held[certain:]
+        return out
 
     @property
     def num_held(self) -> int:
@@ -165,7 +177,7 @@ class TextQueue(ResultQueue):
     Args:
         native, tokenizer: the source of the tokens, and their decoder.
         stop: ends the request.
-        min_tokens: stop strings count only once the output has this many tokens.
+        min_tokens: stop strings count only if they end with this token of the output or later.
         generated: tokens of the output from an earlier request. The text continues where the text
             of that request ended.
     """
@@ -300,4 +312,6 @@ class TextQueue(ResultQueue):
         return text[given:]
 
     def _find_stop(self, piece: str) -> tuple[str, bool]:
-        return (piece, False) if self._num_tokens < self._min_tokens else self._stops.put(piece)
+        if self._num_tokens < self._min_tokens:
+            return self._stops.pass_by(piece), False
+        return self._stops.put(piece)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allspark.model_loader.companion_files import ENDINGS, named_templates
+from allspark.model_loader.gguf import read_gguf
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM
@@ -31,7 +32,7 @@ def model_files(loader: LLM) -> list[Path]:
     path = Path(loader.pretrain_model_name_or_path).expanduser()
     own = getattr(loader, "files", None)
     if path.suffix == ".gguf":
-        return [path]
+        return read_gguf(path).paths
     # Files of other models may lie beside those of a native model.
     return sorted(own if own is not None else _files_of(loader.directory))
 

@@ -69,6 +69,8 @@ class BaseChatTemplate(ChatTemplate):
         self.capability = check_capability("capability", capability)
         self.stop_words = check_stop_words("stop_words", stop_words)
         self.session_len = session_len
+        if type(self).get_prompt is BaseChatTemplate.get_prompt:
+            self._check_no_infilling()
 
     @property
     def opening(self) -> str:
@@ -82,8 +84,7 @@ class BaseChatTemplate(ChatTemplate):
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         if not isinstance(prompt, str):
             raise wrong_type("prompt", prompt, "a str")
-        if self.capability == "infilling":
-            raise ValueError(f"capability is 'infilling', which the template {self._label} has not")
+        self._check_no_infilling()
         if self.capability != "chat":
             return prompt
         question = {"role": "user", "content": prompt}
@@ -165,6 +166,10 @@ class BaseChatTemplate(ChatTemplate):
     @property
     def _label(self) -> str:
         return repr(self.name or type(self).__name__)
+
+    def _check_no_infilling(self) -> None:
+        if self.capability == "infilling":
+            raise ValueError(f"capability is 'infilling', which the template {self._label} has not")
 
     def _start(self, sequence_start: bool, needs_system: bool) -> str:
         if not sequence_start:

@@ -27,7 +27,12 @@ _MAX_SEED = (1 << 63) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a path, a name on a hub, or smollm2")
-    parser.add_argument("input", type=Path, help="a file with a prompt or request on each line")
+    parser.add_argument(
+        "input",
+        type=Path,
+        help="JSON lines: each a string, an object with prompt or messages, or a request in "
+        "OpenAI's form",
+    )
     parser.add_argument("output", type=Path, help="gets a line for each; continued if it is there")
     group = parser.add_argument_group("batch")
     group.add_argument("--overwrite", action="store_true", help="begin anew")

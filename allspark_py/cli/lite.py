@@ -104,7 +104,8 @@ def _add_device_and_calibration(parser: argparse.ArgumentParser) -> None:
     _add_calibration(parser)
     parser.add_argument("--device", default="cpu", help="has no effect: tools run on the CPU")
     parser.add_argument("--search-scale", nargs="?", type=boolean, const=True, default=False,
-        metavar="BOOL", help="has no effect: scales are always searched")  # fmt: skip
+        metavar="BOOL",
+        help="has no effect: AWQ always searches scales, the others never")  # fmt: skip
 
 
 def _add_quantization(parser: argparse.ArgumentParser) -> None:

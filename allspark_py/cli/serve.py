@@ -185,6 +185,10 @@ def _form(options: argparse.Namespace) -> tuple[str, list[str]]:
     form, given = "api_server", options.models
     if given and given[0] in _FORMS and not Path(given[0]).exists():
         form, given = given[0], given[1:]
+        # A form is no model: those of --config stay.
+        of_file = options.parser.get_default("models")
+        if not given and of_file != options.models:
+            given = of_file or []
     if not given:
         raise ValueError("no model is named")
     if given[0] in _OTHER_FORMS and not Path(given[0]).exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,6 +64,7 @@ class Engine(allspark.engine.Engine):
         self._queues: weakref.WeakValueDictionary[tuple[str, int], ResultQueue] = (
             weakref.WeakValueDictionary()
         )
+        self._queues_lock = threading.Lock()
         # The vocabulary of the last request that had one. DashInfer keeps the first of a process.
         self._vocabulary: Vocabulary | PlainVocabulary | None = None
 
@@ -88,8 +91,10 @@ class Engine(allspark.engine.Engine):
         except (NotImplementedError, TypeError, ValueError) as error:
             return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
         started = super().start_request_ids(model_name, model, input_ids, fields)
-        queues = started[2] if isinstance(started[2], list) else [started[2]]
-        self._queues.update({(model_name, queue.request_id): queue for queue in queues if queue})
+        if started[0] == AsStatus.ALLSPARK_SUCCESS:
+            queues = started[2] if isinstance(started[2], list) else [started[2]]
+            with self._queues_lock:
+                self._queues.update({(model_name, queue.request_id): queue for queue in queues})
         return started
 
     def _loader_of(self, tokens: Mapping[str, int] | None, eos_token_id: int) -> Any:
@@ -140,6 +145,14 @@ class Engine(allspark.engine.Engine):
         """The status of a queue."""
         return result_queue.GenerateStatus()
 
+    # -- LoRA adapters -------------------------------------------------------------------------
+
+    def load_lora(self, model_name: str, lora_name: str, lora: Any = None) -> AsStatus:
+        """As allspark's; the name may also be the absolute path of a file `.aslora`."""
+        if lora is None and os.path.isabs(lora_name) and lora_name.endswith(".aslora"):
+            lora = lora_name
+        return super().load_lora(model_name, lora_name, lora)
+
     # -- information ---------------------------------------------------------------------------
 
     def get_rank_id(self) -> int:
@@ -180,7 +193,9 @@ class Engine(allspark.engine.Engine):
             queue = self._queues.get((model_name, handles.id))
             return [] if queue is None else [queue]
         if handles is None:  # Queues whose tokens somebody is fetching stay as they are.
-            of_model = [queue for (name, _), queue in self._queues.items() if name == model_name]
+            with self._queues_lock:
+                queues = list(self._queues.items())
+            of_model = [queue for (name, _), queue in queues if name == model_name]
             return [queue for queue in of_model if queue.finished and not queue.is_read]
         return [queue for handle in handles for queue in self._queues_of(model_name, handle)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import os
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ class AsModelConfig(NativeModelConfig):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return _UNUSED[name]
+            return copy.copy(_UNUSED[name])
         except KeyError:
             raise AttributeError(f"AsModelConfig has no field {name!r}") from None
 

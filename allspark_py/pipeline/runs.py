@@ -245,5 +245,7 @@ class Running:
     def _finish_whole(self) -> Response:
         if not self._is_text:
             tokenizer = self._request.model.tokenizer
-            self._whole.text = tokenizer.decode(self._whole.token_ids, skip_special_tokens=True)
+            self._whole.text = tokenizer.decode(  # as it would stream
+                self._whole.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
         return self._whole

@@ -2,7 +2,7 @@
 
 Arguments, defaults and what they mean are LMDeploy's (docs/quantization.md). The models that they
 write are this engine's. Arguments that only say how to compute have no effect: `batch_size`,
-`device`, and `search_scale`, since scales are always searched.
+`device`, and `search_scale`, since AWQ always searches scales and the others never do.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ class ServerSettings:
     allow_methods: tuple[str, ...] = flag(("*",), "that such pages may use (default: any)")
     allow_headers: tuple[str, ...] = flag(("*",), "that such pages may send (default: any)")
     allow_credentials: bool = flag(False, "such pages may send cookies")
-    # Requests beyond this are answered with 429.
-    max_concurrent_requests: int = flag(0, "0: no bound")
+    max_concurrent_requests: int = flag(0, "requests that run at a time; more get 429; 0: no bound")
     max_body_bytes: int = flag(32 << 20, "of a request")
     max_header_bytes: int = flag(16 << 10, "of all headers of a request")
     max_stops: int = flag(64, "stop strings of a request")
@@ -55,7 +54,7 @@ class ServerSettings:
     response_store: str | None = flag(
         None, "keep /v1/responses here (default: in memory)", metavar="FILE"
     )
-    max_stored_responses: int = flag(1000, "0: none is kept")
+    max_stored_responses: int = flag(1000, "responses that are stored; 0: none")
     max_stored_response_bytes: int = flag(256 << 20, "of all of them")
     response_lifetime: float = flag(3600.0, "seconds after the last use; 0: no bound")
     files_dir: str | None = flag(

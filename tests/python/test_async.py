@@ -48,6 +48,12 @@ def test_a_stream_gives_every_token_in_order(running):
     assert first == second and len(first) == 8
 
 
+@pytest.mark.parametrize("queue", [None, 7, object()])
+def test_a_set_takes_queues_alone(queue):
+    with pytest.raises(TypeError, match="queue is a .*; it must be a ResultQueue"):
+        CompletionSet().attach(queue)
+
+
 def test_a_set_reads_every_token_of_its_queues_once(running):
     """Also those that come between its look at a queue's status and that at its tokens."""
     completions = CompletionSet()
@@ -56,7 +62,7 @@ def test_a_set_reads_every_token_of_its_queues_once(running):
         config = {"do_sample": False, "max_new_tokens": 1 + index % 7}
         _, handle, queue = running.start_request_ids("m", None, [1, 2, 3], config)
         queues[queue.request_id] = handle, queue
-        completions.attach(queue._native)
+        completions.attach(queue if index % 2 else queue._native)
     poller = select.poll()
     poller.register(completions.fileno(), select.POLLIN)
     ended = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import pytest
 
 pytest.importorskip("allspark._allspark")
 
-from allspark import AsStatus, Engine  # noqa: E402
+from allspark import AsStatus, Engine, HuggingFaceModel  # noqa: E402
 from allspark.batch import digests, lines, output  # noqa: E402
 from allspark.batch.answer import Answer  # noqa: E402
 from allspark.batch.lines import Line, LineError, LineReader, scan  # noqa: E402
@@ -28,6 +29,8 @@ from allspark.batch.window import Window  # noqa: E402
 from allspark.cli import main  # noqa: E402
 from allspark.pipeline import GenerationConfig, pipeline  # noqa: E402
 from allspark.whole_file import write_whole  # noqa: E402
+from support.checkpoints import CONFIG, llama_tensors  # noqa: E402
+from support.gguf_files import metadata, renamed, write_gguf  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 
@@ -356,6 +359,37 @@ def test_a_call_off_the_loop_ends_before_its_caller():
         assert await off_loop(lambda: 7) == 7
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_number_of_cancels_leaves_a_call_off_the_loop_running(fails, caplog):
+    begun, may_end, ended = threading.Event(), threading.Event(), []
+
+    def call():
+        begun.set()
+        may_end.wait(30)
+        ended.append(True)
+        if fails:
+            raise OSError("nobody asks for it")
+
+    async def run():
+        task = asyncio.ensure_future(off_loop(call))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        for other in asyncio.all_tasks() - {task, asyncio.current_task()}:
+            other.cancel()  # as a loop that ends does
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+
+    asyncio.run(run())
+    gc.collect()
+    assert not caplog.records, "asyncio logs exceptions that nobody has seen"
 
 
 @pytest.mark.parametrize("fails", ["answer", "write"])
@@ -703,6 +737,22 @@ def test_models_are_known_by_their_files(demo_model, tmp_path):
     data[-1] ^= 1
     weights.write_bytes(data)
     assert digests.folder_digest(copy) != digest
+
+
+def test_all_files_of_a_gguf_model_count(tmp_path):
+    pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    tensors = renamed("llama", llama_tensors(), CONFIG, pairs=True)
+    write_gguf(path, "llama", tensors, metadata(CONFIG), shard_tensors=8)
+    first, *others = sorted(tmp_path.glob("model-*.gguf"))
+    assert others and not path.exists()
+    loader = HuggingFaceModel(str(first), "m")
+    assert digests.model_files(loader) == [first, *others]
+    digest = digests.model_digest(loader)
+    data = bytearray(others[-1].read_bytes())
+    data[-1] ^= 1
+    others[-1].write_bytes(data)
+    assert digests.model_digest(loader) != digest
 
 
 # Without the extra `serve`.

@@ -324,8 +324,20 @@ def test_infilling_needs_one_place(prompt):
     number = prompt.count("<FILL>")
     with pytest.raises(ValueError, match=f"prompt has <FILL> {number} times; for infilling"):
         make("codellama", capability="infilling").get_prompt(prompt)
-    with pytest.raises(ValueError, match="capability is 'infilling', which the template 'qwen'"):
-        make("qwen", capability="infilling").get_prompt(prompt)
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama2", "base"])
+def test_other_templates_refuse_infilling_at_once(name):
+    with pytest.raises(ValueError, match=f"capability is 'infilling', which the template '{name}'"):
+        make(name, capability="infilling")
+
+
+def test_a_class_with_prompts_of_its_own_may_fill_in():
+    class Filling(BaseChatTemplate):
+        def get_prompt(self, prompt, sequence_start=True):
+            return prompt.replace("<FILL>", "<mid>")
+
+    assert Filling(capability="infilling").get_prompt("a<FILL>b") == "a<mid>b"
 
 
 def test_rounds_of_chatglm():

@@ -11,6 +11,7 @@ from allspark import (
     AsStatus,
     Detokenizer,
     Engine,
+    HuggingFaceModel,
     PromptTemplate,
     TargetDevice,
 )
@@ -95,6 +96,8 @@ def test_runtime_from_dict_equals_the_builder():
     )  # fmt: skip
     assert AsModelRuntimeConfigBuilder().from_dict(fields).build() == built
     assert built != AsModelRuntimeConfigBuilder().from_dict({**fields, "model_name": "n"}).build()
+    named = AsModelRuntimeConfigBuilder().kv_cache_mode("AsCacheQuantI8").build()
+    assert named.cache_mode is AsCacheMode.AsCacheQuantI8
 
 
 def test_build_gives_a_copy():
@@ -113,6 +116,7 @@ def test_build_gives_a_copy():
         (lambda b: b.max_length("long"), ValueError, "long"),
         (lambda b: b.max_length(1.5), TypeError, "engine_max_length"),
         (lambda b: b.kv_cache_mode(9), TypeError, "cache_mode"),
+        (lambda b: b.kv_cache_mode("int8"), ValueError, "kv_cache_mode is 'int8'; it must be one"),
         (lambda b: b.set_compute_unit_from_str("CPU"), ValueError, "CPU"),
         (lambda b: b.enable_sparsity_matmul(True), NotImplementedError, "sparsity"),
         (lambda b: b.update_from_dict({"max_batches": 1}), ValueError, "max_batches"),
@@ -158,6 +162,20 @@ def test_numa_nodes():
     config = builder.compute_unit("cpu_numa", [0, 1], 4).build()
     assert (config.compute_unit, config.num_threads) == ("CPU_NUMA:0,1", 4)
     assert builder.set_compute_unit_from_str("CPU_NUMA:1").build().compute_unit == "CPU_NUMA:1"
+
+
+@pytest.mark.parametrize(
+    "device, ids, unit",
+    [
+        (TargetDevice.CPU, None, "CPU:0"),
+        (TargetDevice.CPU_NUMA, None, "CPU_NUMA"),
+        (TargetDevice.CPU_NUMA, (0, 1), "CPU_NUMA:0,1"),
+    ],
+)
+def test_a_loader_takes_the_ids_of_its_device_by_default(demo_model, device, ids, unit):
+    loader = HuggingFaceModel(str(demo_model), "demo").read_model_config()
+    config = loader.create_reference_runtime_config_builder("m", device, ids).build()
+    assert config.compute_unit == unit
 
 
 def test_generation_builder_starts_from_a_hugging_face_config():

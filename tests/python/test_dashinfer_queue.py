@@ -6,10 +6,13 @@ calls that a script makes. All combinations are tried, so no token is kept or lo
 
 from __future__ import annotations
 
+import collections
 import itertools
+import threading
 import time
 
 import pytest
+from allspark import AsStatus
 from allspark import ResultQueue as PlainQueue
 from allspark._allspark import GenerateRequestStatus as Status
 from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
@@ -247,6 +250,34 @@ def test_waiting_for_all_leaves_readers_alone(running):
     assert unread.GenerateStatus() == Status.GenerateFinished
     assert documented_loop(queue, native) == TOKENS[1:]
     running.release_request("m", handle)
+
+
+def test_requests_may_start_while_others_are_waited_for():
+    from allspark.dashinfer_compat.engine import Engine
+
+    engine = Engine()
+    ids, ends = itertools.count(), threading.Event()
+
+    def started(*arguments):
+        queue = ResultQueue(SteppedNative([0], TOKENS))
+        queue._native.request_id = next(ids)
+        return AsStatus.ALLSPARK_SUCCESS, None, queue
+
+    engine._requests.start = started
+
+    def start_all():
+        queues = collections.deque(maxlen=1000)
+        while not ends.is_set():
+            queues.append(engine.start_request_ids("m", None, [1])[2])
+
+    thread = threading.Thread(target=start_all)
+    thread.start()
+    try:
+        for _ in range(1000):
+            engine._queues_of("m", None)
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_sync_request_that_gives_up_says_nothing_of_the_end(running):

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import importlib
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -254,6 +255,29 @@ def test_config_keeps_to_its_fields(dashinfer):
         config.modle_name  # noqa: B018
     with pytest.raises(TypeError, match="22 arguments, 23 given"):
         dashinfer.AsModelConfig(*[""] * 23)
+
+
+def test_a_config_shares_no_list(dashinfer):
+    dashinfer.AsModelConfig().lora_names.append("a")
+    assert dashinfer.AsModelConfig().lora_names == []
+
+
+def test_an_adapter_lies_beside_the_model_or_is_named_by_its_path(dashinfer):
+    engine, calls = dashinfer.Engine(), []
+
+    def load(*arguments):
+        calls.append(arguments)
+        return SimpleNamespace(ok=True)
+
+    engine._native = SimpleNamespace(load_lora=load, model_spec=None)
+    engine._loras.note_folder(dashinfer.AsModelConfig("m", weights_path="/models/m.asparam"))
+    for name in ("a", "/loras/a.aslora"):
+        assert engine.load_lora("m", name) == dashinfer.AsStatus.ALLSPARK_SUCCESS
+    assert calls == [
+        ("m", "a", "/models/a.aslora"),
+        ("m", "/loras/a.aslora", "/loras/a.aslora"),
+    ]
+    assert engine.load_lora("m", "/loras/a") == dashinfer.AsStatus.ALLSPARK_PARAM_ERROR
 
 
 def test_profiling_by_the_environment(dashinfer, monkeypatch):

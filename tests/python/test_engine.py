@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
+import subprocess
 import threading
 import time
 
@@ -18,6 +20,7 @@ from allspark import (
     GenerateRequestStatus,
     ModelState,
     RequestHandle,
+    TargetDevice,
 )
 from allspark._allspark import testing
 from allspark.engine import RequestStatInfo
@@ -407,6 +410,37 @@ def test_a_sync_that_gives_up_says_how_long_it_waited(checkpoint):
     engine.stop_model("m")
 
 
+def test_a_list_has_one_limit_of_time(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    handles = start_endless(engine)
+    engine.unload_device_mem("m")  # those that follow wait, too
+    handles += [engine.start_request_ids("m", None, [1], GREEDY)[1] for _ in range(9)]
+    begin = time.monotonic()
+    assert engine.sync_request("m", handles, timeout_ms=200) == AsStatus.ALLSPARK_RUNTIME_ERROR
+    assert 0.2 <= time.monotonic() - begin < 1
+    assert engine.last_error().endswith(" has not ended within 200 ms")
+    engine.stop_model("m")
+    assert engine.sync_request("m", handles, timeout_ms=0) == OK
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine, handle: engine.sync_request("m", handle, timeout_ms=-1),
+        lambda engine, handle: engine.sync_request("m", [handle], timeout_ms=-1),
+        lambda engine, handle: engine.sync_request("m", timeout_ms=-1),
+        lambda engine, handle: engine.stop_model("m", drain=True, timeout_ms=-1),
+    ],
+    ids=["one", "list", "all", "drain"],
+)
+def test_a_negative_limit_of_time_is_refused(running, call):
+    handle = running.start_request_ids("m", None, [1], GREEDY)[1]
+    assert call(running, handle) == AsStatus.ALLSPARK_PARAM_ERROR
+    assert running.last_error() == "timeout_ms is -1; it must be at least 0"
+    assert running.get_model_state("m") == ModelState.Running
+
+
 def test_sync_times_out(running):
     _, handle, queue = running.start_request_ids("m", None, [1], {"max_new_tokens": 500})
     # Either it ended in time, or the call says that it did not.
@@ -459,6 +493,55 @@ def test_completion_descriptor(running):
         assert select.select([running], [], [], 10)[0] == [running]
         seen |= set(running.drain_completions())
     assert seen == {handle}
+
+
+def ticks_per_second(path, call):
+    """How often another thread of Python runs while `call` waits for a reader of the FIFO `path`,
+    which comes after half a second."""
+    num_ticks, ends = 0, threading.Event()
+
+    def tick():
+        nonlocal num_ticks
+        while not ends.wait(0.001):
+            num_ticks += 1
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    # A process: without the GIL a thread could not open it.
+    command = ["sh", "-c", 'sleep 0.5; cat "$0"', str(path)]
+    reader = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    num_before, begin = num_ticks, time.monotonic()
+    call()
+    rate = (num_ticks - num_before) / (time.monotonic() - begin)
+    ends.set()
+    ticking.join()
+    reader.wait()
+    return rate
+
+
+def test_other_threads_run_while_an_image_waits_to_be_registered(checkpoint, tmp_path):
+    engine, loader = start_engine(checkpoint)
+    engine.release_model("m")
+    loader.serialize_to_memory(engine)
+    path = tmp_path / "trace"
+    os.mkfifo(path)
+    builder = loader.create_reference_runtime_config_builder("m", TargetDevice.CPU)
+    config = builder.update_from_dict({"trace_path": str(path)}).build()
+    installing = threading.Thread(target=engine.install_model, args=[config])
+    installing.start()  # it writes the trace, to see whether it can be written
+    time.sleep(0.3)
+    assert ticks_per_second(path, lambda: engine.register_image("other", loader._image)) > 50
+    installing.join()
+    assert engine.list_models() == ["m"]
+
+
+def test_other_threads_run_while_an_engine_goes(checkpoint, tmp_path):
+    path = tmp_path / "trace"
+    engines = [start_engine(checkpoint, trace_path=str(path))[0]]
+    assert engines[0].start_model("m") == OK
+    path.unlink()
+    os.mkfifo(path)
+    assert ticks_per_second(path, engines.clear) > 50
 
 
 def test_eight_threads(running):

@@ -15,6 +15,8 @@ PROGRAM = """
 import asyncio, contextlib, itertools, sys, threading, time
 from allspark._allspark import MaskQueue
 from engine_fixture import GREEDY, start_endless, start_engine
+from support.vocabularies import tokenizer_directory
+from tokenizers import Tokenizer
 
 checkpoint, num_threads, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 stuck, _ = start_engine(
@@ -30,6 +32,26 @@ start_endless(draining)
 busy, _ = start_engine(checkpoint)
 busy.start_model("m")
 masks = MaskQueue()
+
+
+class Loader:  # whose tokenizer is without the GIL most of the time
+    def __init__(self):
+        path = tokenizer_directory("byte_level") / "tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(str(path))
+
+    def get_tokenizer(self):
+        return self
+
+    def encode(self, text, add_special_tokens=True):
+        return [1] if self.tokenizer.encode_batch([text]) else []  # as transformers calls it
+
+
+loader = Loader()
+TEXT = "a text of some length " * 200
+
+
+def prepare():
+    return loader.encode(TEXT), GREEDY
 
 
 def read():
@@ -55,6 +77,11 @@ CALLS = [
     lambda: busy.embed("m", None, [[1, 2, 3]]),
     lambda: busy.sync_request("m"),
     lambda: busy.find_prefix("m", [1, 2, 3]),
+    lambda: busy.start_request_text("m", loader, TEXT, GREEDY),
+    lambda: asyncio.run(busy.start_request_text_async("m", loader, TEXT, GREEDY)),
+    lambda: asyncio.run(busy.start_prepared_async("m", loader, prepare)),
+    lambda: busy.start_request_ids("m", loader, [1], {**GREEDY, "bad_words": [TEXT]}),
+    lambda: busy.score("m", loader, TEXT),
 ]
 entered = threading.Semaphore(0)
 
@@ -102,3 +129,34 @@ def test_waiting_daemon_threads_do_not_disturb_the_exit(checkpoint, end, repetit
     assert result.stderr.strip() == ("the end" if end == "error" else "")
     assert result.stdout == ""
     assert result.returncode == (1 if end == "error" else 3)
+
+
+AT_EXIT = """
+import atexit, sys
+
+
+def start():
+    config = {"response_format": {"type": "json_object"}, "max_new_tokens": 1}
+    print(engine.start_request_text("m", loader, "x", config)[0].name)
+
+
+atexit.register(start)  # it runs after the handlers of what is imported below
+from engine_fixture import start_engine
+
+engine, loader = start_engine(sys.argv[1])
+engine.start_model("m")
+loader.get_tokenizer()
+"""
+
+
+def test_a_handler_of_the_exit_may_start_a_guided_request(demo_model):
+    result = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(demo_model)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr.strip()) == (0, "")
+    # Python from 3.12 on starts no thread any more, which compiling the format takes.
+    assert result.stdout.strip() in ("ALLSPARK_SUCCESS", "ALLSPARK_PARAM_ERROR")

@@ -89,6 +89,10 @@ def refused(result):
 
 refused(engine.start_request_ids("m", None, [1, 2, 3], GREEDY))
 refused(engine.start_request_ids("m", None, [1, 2, 3], {**GREEDY, "do_sample": True, "n": 1}))
+# For these a thread of the parent may hold locks.
+engine._requests._guided_lock.acquire()
+for fields in {"response_format": {"type": "json_object"}}, {"bad_words": ["a"]}:
+    refused(engine.start_request_ids("m", loader, [1, 2, 3], {**GREEDY, **fields}))
 refused(asyncio.run(engine.start_request_ids_async("m", None, [1, 2, 3], GREEDY)))
 refused(engine.sync_request("m"))
 refused(engine.sync_request("m", handle))

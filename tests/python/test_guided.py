@@ -21,8 +21,9 @@ import jsonschema
 import llguidance
 import numpy as np
 import pytest
-from allspark import AsStatus
+from allspark import AsStatus, grammar_compiler
 from allspark.grammar_compiler import Compiler
+from allspark.guided import GuidedDecoding
 from allspark.json_schema import MAX_DEPTH
 from allspark.model_loader.tokenizer import load_tokenizer
 from engine_fixture import read_all
@@ -525,6 +526,23 @@ def test_a_tokenizer_is_needed(guided):
     assert "tokenizer" in guided.engine.last_error()
 
 
+@small
+def test_sequences_of_a_request_share_what_their_format_takes(guided, monkeypatch):
+    form = {"type": "regex", "regex": "[a-z]{9}[0-9]{9}"}
+    alone = [guided.run(form, seed=seed)[0] for seed in range(3, 6)]
+    bounded_key, keys = grammar_compiler._bounded_key, []
+
+    def note(response_format):
+        keys.append(bounded_key(response_format))
+        return keys[-1]
+
+    monkeypatch.setattr(grammar_compiler, "_bounded_key", note)
+    status, _, queues = guided.start(form, n=3)
+    assert status == OK and len(keys) == 1
+    assert [read_all(queue) for queue in queues] == alone
+    assert len({*map(tuple, alone)}) == 3
+
+
 def test_neighbours_change_no_token(guided):
     forms: list[Any] = [
         None,
@@ -607,6 +625,15 @@ def test_the_thread_ends_with_its_engine(guided):
     assert threads() == before
     read_all(queue)
     assert queue.finish_reason == "cancelled"
+
+
+def test_the_thread_that_closes_is_not_waited_for():
+    decoding = GuidedDecoding()
+    slow = decoding._slow_thread
+    decoding._slow_thread = threading.current_thread()  # the garbage collector runs on any
+    decoding.close()
+    slow.join(10)
+    assert not slow.is_alive() and not decoding._thread.is_alive()
 
 
 # -- schemas and documents ---------------------------------------------------------------------
@@ -814,8 +841,8 @@ def test_a_guided_request_goes_on_in_its_format(guided):
         "seed": 3, "response_format": form,
     }  # fmt: skip
 
-    def resume(generated: list[int]):
-        fields = {**config, "num_generated_in_prompt": len(generated)}
+    def resume(generated: list[int], **others):
+        fields = {**config, "num_generated_in_prompt": len(generated), **others}
         return guided.engine.start_request_ids(
             "m", guided.loader, [*prompt, *generated], fields
         )
@@ -824,6 +851,10 @@ def test_a_guided_request_goes_on_in_its_format(guided):
         status, _, queue = resume(ids[:count])
         assert status == OK, guided.engine.last_error()
         assert read_all(queue) == ids[count:] and queue.finish_reason == "stop"
+    _, _, queues = resume(ids[:3], n=2)
+    assert read_all(queues[0]) == ids[3:] and queues[0].finish_reason == "stop"
+    text = guided.tokenizer.decode(ids[:3] + read_all(queues[1]), skip_special_tokens=True)
+    jsonschema.validate(json.loads(text), PERSON)
     status, _, _ = resume(guided.tokenizer.encode("[no"))
     assert status == AsStatus.ALLSPARK_PARAM_ERROR
     assert "do not begin a text of the response_format" in guided.engine.last_error()

@@ -205,17 +205,22 @@ def test_a_late_mask_delays_no_other_request(model, monkeypatch):
     assert read_all(late) == slow_alone
 
 
-def test_a_compilation_delays_no_plain_start(model, monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_compilation_delays_no_plain_start(model, monkeypatch, fails):
     compiling, go_on = threading.Event(), threading.Event()
-    compile_it = Compiler._compile
+    compile_it, num_compiled = Compiler._compile, 0
 
     def compile_late(self, response_format):
+        nonlocal num_compiled
+        num_compiled += 1
         compiling.set()
         assert go_on.wait(60)
+        if fails:
+            raise ValueError("response_format takes too long")
         return compile_it(self, response_format)
 
     monkeypatch.setattr(Compiler, "_compile", compile_late)
-    form = {"type": "regex", "regex": "[0-7]{17}"}
+    form = {"type": "regex", "regex": "[0-6]{17}" if fails else "[0-7]{17}"}  # new to the compiler
 
     async def main():
         start = model.engine.start_request_ids_async
@@ -225,11 +230,36 @@ def test_a_compilation_delays_no_plain_start(model, monkeypatch):
         status, _, plain = await start("m", model.loader, [1, 2], {"max_new_tokens": 3})
         assert status == AsStatus.ALLSPARK_SUCCESS and not task.done()
         go_on.set()
-        return plain, (await task)[2]
+        return plain, *await task
 
-    plain, queue = asyncio.run(main())
+    plain, status, _, queue = asyncio.run(main())
     assert len(read_all(plain)) > 0
-    assert re.fullmatch("[0-7]{17}", model.tokenizer.decode(read_all(queue)[:-1]))
+    # Not once more on the thread of the starts, for which they would wait.
+    assert num_compiled == 1
+    if fails:
+        assert (status, queue) == (AsStatus.ALLSPARK_PARAM_ERROR, None)
+        assert model.engine.last_error() == "response_format takes too long"
+    else:
+        assert re.fullmatch("[0-7]{17}", model.tokenizer.decode(read_all(queue)[:-1]))
+
+
+def test_a_start_needs_no_cache_of_what_was_compiled_for_it(model, monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "_MAX_CACHE_BYTES", 0)
+    compile_it, num_compiled = Compiler._compile, 0
+
+    def compile_and_count(self, response_format):
+        nonlocal num_compiled
+        num_compiled += 1
+        return compile_it(self, response_format)
+
+    monkeypatch.setattr(Compiler, "_compile", compile_and_count)
+    form = {"type": "regex", "regex": "[0-7]{18}"}
+    config = {"max_new_tokens": 40, "eos_token_id": model.eos, "response_format": form}
+    start = model.engine.start_request_text_async("m", model.loader, [PROMPT] * 2, config)
+    status, _, queues = asyncio.run(start)
+    assert status == OK and num_compiled == 1
+    for queue in queues:
+        assert re.fullmatch("[0-7]{18}", model.tokenizer.decode(read_all(queue)[:-1]))
 
 
 def test_an_asynchronous_start_says_what_is_wrong(model):

@@ -310,6 +310,17 @@ def test_pieces_add_up_to_the_whole(pipe):
     assert sorted(ends) == [0, 1, 2]
 
 
+def test_a_whole_text_is_cleaned_up_no_more_than_one_that_streams(pipe, monkeypatch):
+    tokenizer = pipe.model.tokenizer
+    monkeypatch.setattr(tokenizer, "clean_up_tokenization_spaces", True)
+    # Without it, transformers from 5 on cleans up for no BPE.
+    also_for_bpe = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    monkeypatch.setattr(tokenizer, also_for_bpe, True, raising=False)
+    monkeypatch.setattr(type(tokenizer), "clean_up_tokenization", lambda *_: "cleaned up")
+    assert tokenizer.decode([1]) == "cleaned up"
+    assert pipe(QUESTIONS) == collect(pipe.stream_infer(QUESTIONS))
+
+
 def test_prompts_come_interleaved(pipe):
     config = GenerationConfig(max_new_tokens=400, ignore_eos=True)
     pieces = list(pipe.stream_infer(QUESTIONS, gen_config=config))

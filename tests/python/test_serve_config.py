@@ -76,6 +76,26 @@ def test_the_command_line_wins(options):
     assert to_engine_config(found).session_len == 7 and found.strict_fields is True
 
 
+@pytest.mark.parametrize(
+    "models, given, expected",
+    [
+        ("[a, b]", ["gradio"], ("gradio", ["a", "b"])),
+        ("[a, b]", ["api_server"], ("api_server", ["a", "b"])),
+        ("[a, b]", ["gradio", "c"], ("gradio", ["c"])),
+        ("[gradio, a]", [], ("gradio", ["a"])),
+        ("[gradio]", [], None),
+        ("null", ["gradio"], None),
+    ],
+)
+def test_a_form_on_the_command_line_keeps_the_models_of_the_file(options, models, given, expected):
+    found = options(f"models: {models}", *given)
+    if expected is None:
+        with pytest.raises(ValueError, match="no model is named"):
+            serve._form(found)
+    else:
+        assert serve._form(found) == expected
+
+
 def test_json_and_nothing(options):
     found = options(json.dumps({"models": "m", "server-port": 5}), name="flags.json")
     assert (found.models, found.server_port) == (["m"], 5)

@@ -316,9 +316,43 @@ def test_a_token_id_is_not_negative():
 
 def test_a_decoder_of_its_own_is_not_bypassed():
     assert Detokenizer(Letters())._stream is None
-    tokenizer = load_tokenizer(SMALL[0])
+
+
+def test_no_text_is_lost_to_a_clean_up_of_spaces():
+    tokenizer = load_tokenizer("byte_level")
     tokenizer.clean_up_tokenization_spaces = True
-    assert Detokenizer(tokenizer)._stream is None
+    # Without it, transformers from 5 on cleans up for no BPE.
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    ids = tokenizer.encode("print 's' , it 's .", add_special_tokens=False)
+    whole = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert len(tokenizer.decode(ids)) < len(whole)
+    for text in (open_decoding(tokenizer), Detokenizer(tokenizer)):
+        assert "".join([*(text.put([token]) for token in ids), text.flush()]) == whole
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("first", ["<0xFF>", "<0xE6>"])
+def test_a_long_run_without_text_costs_in_proportion(monkeypatch, first, is_fast):
+    tokenizer = load_tokenizer("sentencepiece")
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in ("a b", "c d"))
+    # Bytes of no character, or the first byte of one and tokens without text.
+    run = tokenizer.convert_tokens_to_ids([first, *[{"<0xE6>": "</s>"}.get(first, first)] * 3000])
+    ids = [*before, *run, *after]
+    decode, sizes = Detokenizer._decode, []
+
+    def note(self, begin, end):
+        sizes.append(end - begin)
+        return decode(self, begin, end)
+
+    monkeypatch.setattr(Detokenizer, "_decode", note)
+    text = Detokenizer(tokenizer)
+    if not is_fast:
+        text._stream = None
+    pieces = [text.put([token]) for token in ids]
+    assert text._stream is None, "a stream decodes all again at each token"
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert pieces[-len(after)] and not text.flush()
+    assert sum(sizes) < 8 * len(ids)
 
 
 class Letters:
@@ -344,6 +378,21 @@ def test_end_tokens_minimum_and_special_tokens():
     stop = TextOptions(("ab",))
     assert read(ids, Letters(), stop, rng)[:2] == ("", [0, 1])
     assert read(ids, Letters(), stop, rng, min_tokens=3)[:2] == ("abc", [0, 1, 2, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "words, min_tokens, expected",
+    [
+        (("bc",), 3, ("a", 3)),  # begins before the minimum, and ends with it
+        (("bc",), 4, ("abcab", 6)),
+        (("ab", "bca"), 3, ("a", 4)),  # one that was passed by is the other's beginning
+        (("bca",), 6, ("abcab", 6)),
+    ],
+)
+def test_a_stop_string_counts_where_it_ends(words, min_tokens, expected):
+    ids, options, rng = [0, 1, 2, 0, 1, 26], TextOptions(words), random.Random(1)
+    text, read_ids, *_ = read(ids, Letters(), options, rng, min_tokens=min_tokens)
+    assert (text, len(read_ids)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -424,6 +473,54 @@ def test_bad_values_are_refused(running, field, value, words):
     status, handle, queue = engine.start_request_text("m", loader, "a", {field: value})
     assert status == AsStatus.ALLSPARK_PARAM_ERROR and handle is None and queue is None
     assert all(word in engine.last_error() for word in words), engine.last_error()
+
+
+@pytest.fixture
+def unloaded(running):
+    """Requests wait meanwhile."""
+    engine, loader = running
+    engine.unload_device_mem("m")
+    yield engine, loader
+    engine.load_device_mem("m")
+
+
+def start_by_ids(engine, how, loader, config):
+    arguments = "m", loader, [1], config
+    if how == "asynchronous":
+        return asyncio.run(engine.start_request_ids_async(*arguments))
+    return engine.start_request_ids(*arguments)
+
+
+@pytest.mark.parametrize("how", ["synchronous", "asynchronous"])
+def test_no_request_runs_where_the_loader_has_no_tokenizer(unloaded, tmp_path, how):
+    engine, _ = unloaded
+    loader = HuggingFaceModel(str(write_small_checkpoint(tmp_path)), "m")
+    started = start_by_ids(engine, how, loader, {"skip_special_tokens": True})
+    assert started == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
+    assert "holds no tokenizer" in engine.last_error()
+    stat = engine.get_as_engine_stat("m")
+    assert stat.running_request == stat.pending_request == 0
+
+
+@pytest.mark.parametrize("how", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_no_request_is_left_where_a_queue_cannot_be_made(unloaded, monkeypatch, how, n):
+    engine, loader = unloaded
+    num_made = 0
+
+    class Failing(TextQueue):
+        def __init__(self, *arguments, **options):
+            nonlocal num_made
+            num_made += 1
+            if num_made == n:
+                raise MemoryError
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(engine._requests, "_text_queue_type", Failing)
+    with pytest.raises(MemoryError):
+        start_by_ids(engine, how, loader, {"skip_special_tokens": True, "n": n})
+    # Nothing waits any more once those that were released have ended.
+    assert engine.sync_request("m", timeout_ms=10_000) == AsStatus.ALLSPARK_SUCCESS
 
 
 def test_text_needs_a_tokenizer(running):
