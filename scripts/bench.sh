@@ -12,6 +12,10 @@ if [ "$#" -eq 0 ]; then
   for source in csrc/bench/*_bench.cc; do names+=("$(basename "$source" _bench.cc)"); done
 fi
 if [ "${#names[@]}" -eq 0 ]; then echo "bench.sh: csrc/bench has no benchmarks"; exit 0; fi
+if ! echo '#include <benchmark/benchmark.h>' | c++ -E -x c++ - >/dev/null 2>&1; then
+  echo "bench.sh: there is no benchmark/benchmark.h (Debian: libbenchmark-dev); scripts/setup.sh --test installs it" >&2
+  exit 1
+fi
 cmake --preset release -DALLSPARK_BENCH=ON >/dev/null
 cmake --build build/release --parallel "$(nproc)" --target "${names[@]/%/_bench}"
 mkdir -p build/bench-results

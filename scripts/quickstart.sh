@@ -26,10 +26,6 @@ if [ "$#" -lt 2 ]; then
 fi
 set --
 . "$root/scripts/setup.sh"
-if [[ "$model" = smollm2 || "$model" = *.gguf ]] && ! "$venv/bin/python" -c 'import gguf' 2>/dev/null; then
-  say "gguf, which reads the file's weights"
-  "$venv/bin/python" -m pip install -q "$(sed -n 's/^gguf = \["\(.*\)"\]$/\1/p' pyproject.toml)"
-fi
 for prompt in "${prompts[@]}"; do
   "$venv/bin/python" examples/python/quickstart.py "$model" "$prompt"
 done

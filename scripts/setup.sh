@@ -26,8 +26,9 @@ for arg in "$@"; do
   esac
 done
 venv="$(realpath -m "${ALLSPARK_VENV:-.venv}")"
-# The CPU build; without the local version label pip may choose a build that brings gigabytes of
-# CUDA.
+# The CPU build, torch==V+cpu, where pip's index has it. The public index has none. There the default
+# build is taken, which on x86-64 brings gigabytes of CUDA packages. PIP_EXTRA_INDEX_URL, or pip's
+# configuration, may name an index of CPU builds.
 torch_version=2.13.0
 peft_version=0.21.2
 modelscope_version=1.40.2
@@ -66,8 +67,13 @@ missing_packages() {
     has_header simde/x86/avx512.h || echo libsimde-dev
     has_header benchmark/benchmark.h || echo libbenchmark-dev
   fi
-  if [ "$want_test" = 1 ] && ! has_clang; then echo clang-14; fi
-  if [ "$want_native" = 1 ] && ! has_clang_sanitizers; then echo libclang-rt-14-dev; fi
+  if [ "$want_native" = 1 ] && ! has_clang_sanitizers; then
+    # Another clang that is there does not find those of clang 14.
+    command -v clang++-14 >/dev/null || echo clang-14
+    echo libclang-rt-14-dev
+  elif [ "$want_test" = 1 ] && ! has_clang; then
+    echo clang-14
+  fi
   # For a test of the server whose network fails.
   if [ "$want_slow" = 1 ] && ! command -v ip >/dev/null; then echo iproute2; fi
 }
@@ -149,12 +155,14 @@ has_recent_cmake() {
 }
 
 make_venv() {
-  if [ ! -x "$venv/bin/python" ]; then
+  # An environment whose making was interrupted has a python, but no pip.
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
       echo "setup.sh: $(python3 --version) is too old; 3.10 or later is needed" >&2
       exit 1
     }
     say "virtual environment in $venv"
+    rm -f "$venv"/.allspark-*
     python3 -m venv "$venv"
   fi
   local tools=("setuptools>=68" wheel "pybind11>=3.0") hash
@@ -185,7 +193,10 @@ install_torch() {
   is_done torch "$torch_version" && return 0
   if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     say "torch $torch_version, for the tests only"
-    pip install -q "torch==$torch_version+cpu" 2>/dev/null || pip install -q "torch==$torch_version"
+    if ! pip install -q "torch==$torch_version+cpu" 2>/dev/null; then
+      echo "setup.sh: pip finds no torch==$torch_version+cpu, so it takes the default build, which may bring gigabytes of CUDA packages (PIP_EXTRA_INDEX_URL may name an index of CPU builds)" >&2
+      pip install -q "torch==$torch_version"
+    fi
   fi
   set_done torch "$torch_version"
 }

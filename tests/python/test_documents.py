@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import inspect
 import json
 import os
 import re
@@ -19,6 +22,10 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/*.md", "csrc/**/*.md", "benchmarks/**/*.md")
     for path in ROOT.glob(pattern)
 )
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def python_blocks() -> list:
@@ -64,6 +71,80 @@ def test_fragments_are_headings(path):
         if not target.startswith(("http:", "https:")):
             page = path.parent / target if target else path
             assert fragment in anchors_of(page), f"{path.name} links to {target}#{fragment}"
+
+
+ALL_TEXT = "".join(path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md")
+
+
+def test_nobody_is_told_to_install_the_package_by_its_name():
+    """It is another project's on the public index."""
+    assert re.findall(r"install '?allspark\b.*", ALL_TEXT) == []
+
+
+def test_exported_names_stand_somewhere():
+    import allspark
+
+    words = set(re.findall(r"\w+", ALL_TEXT))
+    assert set(allspark.__all__) - words == set()
+
+
+def test_environment_variables_stand_somewhere():
+    named = re.compile(r'(?:getenv\(|environ\[|environ\.get\(|_KEY = )"([A-Z_]+)"')
+    sources = [
+        path
+        for pattern in ("allspark_py/**/*.py", "model_loaders/**/*.py", "csrc/**/*.cc")
+        for path in ROOT.glob(pattern)
+        if ROOT / "csrc" / "bench" not in path.parents
+    ]
+    found = {name for path in sources for name in named.findall(path.read_text())}
+    assert {"ALLSPARK_API_KEY", "ALLSPARK_CACHE", "ALLSPARK_CPU_ISA"} <= found
+    # AS_PROFILE is DashInfer's.
+    assert {name for name in found if f"`{name}`" not in read("docs/configuration.md")} == {
+        "AS_PROFILE"
+    }
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[list[str]]:
+    """The names of each flag."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [flag for own in action.choices.values() for flag in flags_of(own)]
+        elif action.help is not argparse.SUPPRESS:
+            found.append([name for name in action.option_strings if name.startswith("--")])
+    return [names for names in found if names]
+
+
+def test_flags_stand_somewhere():
+    """By themselves, or as the field that they set."""
+    from allspark import cli
+
+    words = set(re.findall(r"[\w-]+", ALL_TEXT))
+    for command, module in cli._COMMANDS.items():
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.set_defaults(fail=parser.error)
+        importlib.import_module(f"allspark.cli.{module}").add_arguments(parser)
+        for names in flags_of(parser):
+            spelt = {*names, *(name[2:].replace("-", "_") for name in names)}
+            assert spelt & words, f"no document has {names[0]} of allspark {command}"
+
+
+def test_the_signature_of_the_pipeline_is_its_own():
+    from allspark.pipeline import Pipeline
+
+    parameters = re.search(r"`pipeline\((.*)\)` opens", read("docs/pipeline.md"))[1]
+    namespace = {}
+    exec(f"def pipeline(self, {parameters}): ...", namespace)
+    told, own = (
+        [(name, each.default) for name, each in inspect.signature(call).parameters.items()]
+        for call in (namespace["pipeline"], Pipeline.__init__)
+    )
+    assert told == own[:-1]  # without **kwargs, all of which are refused
+
+
+def test_the_page_of_the_file_format_is_about_the_newest_version():
+    newest = re.search(r"kFormatVersion = (\d+);", read("csrc/weights/format.h"))[1]
+    assert f"versions 1 to {newest}." in read("csrc/weights/README.md")
 
 
 def test_commands_of_the_readme_exist():

@@ -818,14 +818,25 @@ def test_metadata_that_is_not_served(tmp_path, arch, fields, error, message):
     assert "m.gguf" in str(caught.value)
 
 
-def test_a_package_that_is_missing(tmp_path, monkeypatch):
-    import sys
-
-    llama_file(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": "Q4_K"}, LARGE)
-    llama_file(tmp_path / "k.gguf", {"": "IQ2_XS"}, LARGE)
+def hide_the_package(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.setitem(sys.modules, name, None)
-    HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model()
+
+
+@pytest.mark.parametrize("kinds", [{"v_proj": "Q6_K", "": "Q4_K"}, {"": "Q4_1"}])
+def test_types_that_are_kept_need_no_package(tmp_path, monkeypatch, kinds):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
+    llama_file(tmp_path / "m.gguf", kinds, LARGE, whole=bpe_keys(tokenizer, "gpt-2"))
+    hide_the_package(monkeypatch)
+    serialize(tmp_path / "m.gguf", tmp_path / "native", "bfloat16")
+    ours = DashInferModel(str(tmp_path / "native"), "m").get_tokenizer()
+    assert ours.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+
+
+def test_a_package_that_is_missing(tmp_path, monkeypatch):
+    llama_file(tmp_path / "k.gguf", {"": "IQ2_XS"}, LARGE)
+    hide_the_package(monkeypatch)
     with pytest.raises(RuntimeError, match=r"GGUF type 17, for which the package 'gguf'.*gguf\]"):
         HuggingFaceModel(str(tmp_path / "k.gguf"), "m").load_model()
 

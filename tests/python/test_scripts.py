@@ -1,4 +1,5 @@
-"""What check_layers, check_isa_symbols and model_table accept and refuse."""
+"""What check_layers, check_isa_symbols and model_table accept and refuse, what setup.sh installs,
+and that the library can be built as the documents say and from a source distribution."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +168,141 @@ def test_the_options_of_the_build_are_those_that_are_described() -> None:
     presets = json.loads((root / "CMakePresets.json").read_text(encoding="utf-8"))
     names = {preset["name"] for preset in presets["configurePresets"]} - {"base"}
     assert set(re.findall(r"`([a-z]+[0-9]*)`", described)) == names
+
+
+# --- The library, by the documents and from a source distribution ---
+
+ROOT = SCRIPTS.parent
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_library_of_the_documents_needs_no_tests_and_no_known_compiler() -> None:
+    presets = json.loads(read("CMakePresets.json"))
+    for page in ("README.md", "docs/cpp_api.md"):
+        (name,) = re.findall(r"cmake --preset (\w+) && cmake --build --preset \1\n", read(page))
+        (preset,) = (each for each in presets["configurePresets"] if each["name"] == name)
+        assert {"ALLSPARK_TESTS": "OFF", "ALLSPARK_WERROR": "OFF"}.items() <= preset[
+            "cacheVariables"
+        ].items()
+        assert name in {each["name"] for each in presets["buildPresets"]}
+        assert f"cmake --install build/{name} --prefix" in read(page)
+
+
+def test_the_packages_of_the_documents_are_those_that_are_installed() -> None:
+    always = function_of_setup("missing_packages").partition('if [ "$want_')[0]
+    installed = set(re.findall(r"echo ([\w+-]+)$", always, re.MULTILINE))
+    listed = re.search(r"^apt-get install (.*)$", read("docs/cpp_api.md"), re.MULTILINE)
+    assert listed is not None
+    of_python = {"python3", "python3-dev", "python3-venv"}
+    assert set(listed[1].split()) == installed - of_python
+    assert all(f"`{name}`" in read("docs/quick_start.md") for name in of_python - {"python3"})
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_source_distribution_has_all_sources() -> None:
+    patterns: dict[str, list[str]] = {}
+    for line in read("MANIFEST.in").splitlines():
+        command, folder, *names = line.split()
+        if command == "recursive-include":
+            patterns[folder] = names
+    tracked = subprocess.run(
+        ["git", "ls-files", *patterns], capture_output=True, text=True, cwd=ROOT
+    ).stdout.split()
+    if not tracked:
+        pytest.skip("this is no git checkout")
+    assert {"cmake", "csrc", "allspark_py", "model_loaders"} <= set(patterns)
+    left_out = [
+        path
+        for path in map(Path, tracked)
+        if not any(path.match(pattern) for pattern in patterns[path.parts[0]])
+    ]
+    assert left_out == []
+
+
+# --- setup.sh and bench.sh ---
+
+
+def function_of_setup(name: str) -> str:
+    found = re.search(
+        rf"^{name}\(\) \{{(?:[^\n]*\}}|.*?^\}})$",
+        read("scripts/setup.sh"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None, name
+    return found[0]
+
+
+def run_setup(functions: str, commands: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Runs some functions of setup.sh, after which `commands` may replace others."""
+    script = "\n".join([*map(function_of_setup, functions.split()), commands])
+    return subprocess.run(
+        ["/bin/bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, **kwargs
+    )
+
+
+def make_programs(folder: Path, programs: dict[str, str]) -> None:
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_a_half_made_environment_is_made_whole(tmp_path: Path) -> None:
+    pytest.importorskip("ensurepip")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / ".allspark-tools").write_text("done\n")
+    result = run_setup(
+        "is_done set_done make_venv",
+        f"""venv={venv}; say() {{ :; }}; hash_of() {{ echo done; }}; has_recent_cmake() {{ :; }}
+        python3() {{ {sys.executable} "$@"; }}
+        pip() {{ "$venv/bin/python" -m pip --version; echo "pip $*"; }}
+        make_venv""",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "pip install -q setuptools" in result.stdout  # what was done before is done again
+
+
+@pytest.mark.parametrize(
+    ("programs", "packages"),
+    [
+        ([], ["clang-14", "libclang-rt-14-dev"]),
+        (["clang++"], ["clang-14", "libclang-rt-14-dev"]),
+        (["clang++-14"], ["libclang-rt-14-dev"]),
+    ],
+)
+def test_sanitizers_come_with_their_clang(
+    tmp_path: Path, programs: list[str], packages: list[str]
+) -> None:
+    make_programs(tmp_path, dict.fromkeys(programs, "echo /nowhere"))
+    result = run_setup(
+        "has_header has_clang has_clang_sanitizers missing_packages",
+        "want_test=1 want_native=1 want_slow=0; missing_packages",
+        env={"PATH": str(tmp_path)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert [name for name in result.stdout.split() if "clang" in name] == packages
+
+
+def test_a_large_torch_is_announced(tmp_path: Path) -> None:
+    result = run_setup(
+        "install_torch",
+        f"""venv={tmp_path}; torch_version=9; is_done() {{ false; }}; set_done() {{ :; }}
+        say() {{ :; }}; pip() {{ echo "$*"; [[ "$*" != *+cpu ]]; }}; install_torch""",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:2] == ["install -q torch==9+cpu", "install -q torch==9"]
+    assert "takes the default build" in result.stderr and "PIP_EXTRA_INDEX_URL" in result.stderr
+
+
+def test_benchmarks_say_what_is_missing(tmp_path: Path) -> None:
+    make_programs(tmp_path, {"c++": "exit 1", "cmake": "echo built"})
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run([SCRIPTS / "bench.sh"], capture_output=True, text=True, env=env)
+    assert result.returncode == 1 and result.stdout == ""
+    assert "no benchmark/benchmark.h (Debian: libbenchmark-dev)" in result.stderr
 
 
 # --- check_layers.py: Python ---
