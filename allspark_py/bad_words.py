@@ -50,9 +50,11 @@ def to_token_sequences(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     """
     texts = [text for word in dict.fromkeys(words) for text in (word, " " + word)]
     if len(texts) <= _BATCH:
-        encoded = _encode(tokenizer, texts)
+        with exit_gate.passing():
+            encoded = _encode(tokenizer, texts)
     else:
-        with _turn:
+        # The gate comes first: a thread that stays there for ever holds nobody up.
+        with exit_gate.passing(), _turn:
             encoded = [ids for batch in _batches(tokenizer, texts) for ids in batch]
     return [list(ids) for ids in dict.fromkeys(tuple(map(int, ids)) for ids in encoded) if ids]
 
@@ -66,13 +68,12 @@ def _batches(tokenizer: Any, texts: list[str]) -> Iterator[Sequence[Sequence[int
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> Sequence[Sequence[int]]:
-    with exit_gate.passing():
-        if not callable(tokenizer):  # no tokenizer of transformers
-            return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        encoded = tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return encoded["input_ids"]
+    if not callable(tokenizer):  # no tokenizer of transformers
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    return encoded["input_ids"]

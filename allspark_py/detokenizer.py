@@ -182,7 +182,7 @@ class Detokenizer:
             return ""
         text = self._decode(self._prefix_begin, len(self._ids))
         if text.endswith(_REPLACEMENT):
-            if length >= _MAX_SILENT:
+            if begin - self._prefix_end >= _MAX_SILENT - 1:  # with one id more, not by many at once
                 # So what a run costs stays in proportion to its length.
                 self._next_look = 2 * length
                 self._is_invalid = text.endswith(_INVALID)

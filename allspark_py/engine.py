@@ -11,6 +11,7 @@ import enum
 import math
 import operator
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -308,9 +309,14 @@ class Engine:
 
         def sync(name: str, handle: RequestHandle) -> Status:
             left = max(0, math.ceil(1000 * (deadline - time.monotonic())))
-            return self._native.sync_request(name, handle, left if timeout >= 0 else timeout)
+            # The float is not exact: of the longest times more would be left than there was.
+            return self._native.sync_request(name, handle, min(left, timeout))
 
-        return self._statuses.of_each(sync, model_name, request_handle)
+        result = self._statuses.of_each(sync, model_name, request_handle)
+        if result == AsStatus.ALLSPARK_RUNTIME_ERROR:  # it names what was left for one of them
+            message = re.sub(r"within \d+ ms$", f"within {timeout} ms", self.last_error())
+            self._statuses.fail(result, message)
+        return result
 
     # -- LoRA adapters ---------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class HuggingFaceModel(LLM):
         self._made_tokenizer: dict[str, str] | None = None  # of a GGUF file
         self._revision: str | None = None
         self._download_dir: str | None = None
-        self._rope_override: dict[str, Any] | None = None
+        self._rope_scaling: dict[str, Any] | None = None
         self._described: DecoderDescription | None = None  # what _config describes
         self._checkpoint: Checkpoint | None = None
         self._has_own_head = False  # although the configuration ties it to the embedding
@@ -150,8 +150,8 @@ class HuggingFaceModel(LLM):
     def read_model_config(self) -> HuggingFaceModel:
         """Reads ``config.json`` and checks that the engine can run what it describes."""
         config = self._read_config()
-        if self._rope_override is not None:
-            config = ModelConfig({**config, "rope_scaling": self._rope_override}, config.source)
+        if self._rope_scaling is not None:
+            config = _with_scaling(config, self._rope_scaling)
         if self._has_own_head:
             config = config.with_fields(tie_word_embeddings=False)
         self._described = describe_decoder(config)
@@ -191,13 +191,12 @@ class HuggingFaceModel(LLM):
             else {**(parameter_dict or {}), "rope_type": "yarn"}
         )
         config = self._read_config()
-        override = {**_kept_rope(config), **kind}
-        described = describe_decoder(config.with_fields(rope_scaling=override))
+        described = describe_decoder(_with_scaling(config, kind))
         if name == "YaRN" and not described.fields["rotary_dim"]:
             raise UnsupportedModelError(
                 f"{config.source}: {described.architecture.name} has no rotary embedding to scale"
             )
-        self._rope_override = override
+        self._rope_scaling = kind
         self.read_model_config()
         return self
 
@@ -429,6 +428,10 @@ class HuggingFaceModel(LLM):
         self._lora_images = {}
         self._engine = None
         return self
+
+
+def _with_scaling(config: ModelConfig, kind: dict[str, Any]) -> ModelConfig:
+    return config.with_fields(rope_scaling={**_kept_rope(config), **kind})
 
 
 def _kept_rope(config: ModelConfig) -> dict[str, Any]:

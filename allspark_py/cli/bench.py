@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,10 +118,11 @@ def _throughput(options: argparse.Namespace) -> int:
 
     with _OpenModel(options, max(options.concurrency)) as model:
         warm_up = encoded(warm_up_of(options, model.tokenizer), model)
-        cases = []
-        for index, concurrency in enumerate(options.concurrency):
-            requests = encoded(requests_of(options, index, model.tokenizer), model)
-            cases.append(Case({"concurrency": concurrency}, requests, Load(concurrency), warm_up))
+        parts = requests_of(options, len(options.concurrency), model.tokenizer)
+        cases = [
+            Case({"concurrency": concurrency}, encoded(part, model), Load(concurrency), warm_up)
+            for concurrency, part in zip(options.concurrency, parts, strict=True)
+        ]
         return _measure_model(model, cases, options)
 
 
@@ -220,13 +222,14 @@ def _serve_cases(options: argparse.Namespace) -> list[Any]:
         tokenizer = open_tokenizer(options.tokenizer)
     concurrencies = options.concurrency or ([None] if options.request_rate else [1])
     warm_up = _as_sent(warm_up_of(options, tokenizer), options, tokenizer)
+    loads = list(itertools.product(options.request_rate or [None], concurrencies))
+    parts = requests_of(options, len(loads), tokenizer)
     cases: list[Any] = []
-    for rate in options.request_rate or [None]:
-        for concurrency in concurrencies:
-            requests = _as_sent(requests_of(options, len(cases), tokenizer), options, tokenizer)
-            due = rate and poisson_arrivals(len(requests), rate, options.seed)
-            of = {"rate": rate, "concurrency": concurrency}
-            cases.append(Case(of, requests, Load(concurrency, due), warm_up))
+    for (rate, concurrency), part in zip(loads, parts, strict=True):
+        requests = _as_sent(part, options, tokenizer)
+        due = rate and poisson_arrivals(len(requests), rate, options.seed)
+        of = {"rate": rate, "concurrency": concurrency}
+        cases.append(Case(of, requests, Load(concurrency, due), warm_up))
     return cases
 
 

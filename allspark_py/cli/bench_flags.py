@@ -118,30 +118,50 @@ def check_results(options: argparse.Namespace) -> None:
         check_plot(Path(options.plot))
 
 
-def requests_of(options: argparse.Namespace, index: int, tokenizer: Any = None) -> list[Any]:
-    """The requests of measurement `index`. Random ones are others in each, so that no prefix cache
-    knows them."""
-    from allspark.bench.dataset import read_requests
+def requests_of(
+    options: argparse.Namespace, num_measurements: int, tokenizer: Any = None
+) -> list[list[Any]]:
+    """The requests of each measurement: others in each, so that no prefix cache knows them."""
     from allspark.bench.workload import random_requests
 
     output = options.output_len or _DEFAULT_OUTPUT
-    if options.dataset == "random":
-        return random_requests(
+    if options.dataset != "random":
+        return _parts_of_dataset(options, num_measurements, output, tokenizer)
+    vocabulary = _vocabulary(tokenizer)
+    return [
+        random_requests(
             options.num_prompts, options.input_len, output, options.seed,
-            _vocabulary(tokenizer), f"requests {index}",
-        )  # fmt: skip
+            vocabulary, f"requests {index}",
+        )
+        for index in range(num_measurements)
+    ]  # fmt: skip
+
+
+def _parts_of_dataset(
+    options: argparse.Namespace, num_measurements: int, output: Lengths, tokenizer: Any
+) -> list[list[Any]]:
+    """Parts of a file that are equally long; none of its requests is in two of them."""
+    from allspark.bench.dataset import read_requests
+
+    path, asked = options.dataset, options.num_prompts
     requests = read_requests(
-        options.dataset,
-        options.num_prompts,
+        path,
+        num_measurements * asked,
         options.seed,
         output,
         options.output_len is not None,
         None if tokenizer is None else lambda text: len(tokenizer.encode(text)),
     )
-    if len(requests) < options.num_prompts and index == 0:
-        asked = options.num_prompts
-        print(f"{options.dataset} gives {len(requests)} of {asked} requests", file=sys.stderr)
-    return requests
+    size = min(asked, len(requests) // num_measurements)
+    if size == 0:
+        raise ValueError(
+            f"{path} gives {len(requests)} request(s); {num_measurements} measurements need at "
+            "least as many"
+        )
+    if size < asked:
+        each = f" for each of {num_measurements} measurements" if num_measurements > 1 else ""
+        print(f"{path} gives {size} of {asked} requests{each}", file=sys.stderr)
+    return [requests[index * size : (index + 1) * size] for index in range(num_measurements)]
 
 
 def warm_up_of(options: argparse.Namespace, tokenizer: Any = None) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from allspark._allspark import AsStatus, CompletionSet, GeneratedElements, RequestHandle
+from allspark.detokenizer import open_decoding
 from allspark.input_ids import to_id_array
 from allspark.pipeline.generation import count_without_end, end_ids
 from allspark.pipeline.response import Response, joined
@@ -244,8 +245,6 @@ class Running:
 
     def _finish_whole(self) -> Response:
         if not self._is_text:
-            tokenizer = self._request.model.tokenizer
-            self._whole.text = tokenizer.decode(  # as it would stream
-                self._whole.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
+            decoding = open_decoding(self._request.model.tokenizer)  # as it would stream
+            self._whole.text = decoding.put(self._whole.token_ids) + decoding.flush()
         return self._whole

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from allspark.model_loader import LLM
 
 DEFAULT_BATCH = 64
-_CACHE_MODES = {
+CACHE_MODES = {
     16: AsCacheMode.AsCacheDefault,
     8: AsCacheMode.AsCacheQuantI8,
     6: AsCacheMode.AsCacheQuantK8V4,
@@ -241,7 +241,7 @@ def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> in
     builder.max_waiting_requests(config.max_waiting_requests)
     builder.max_prefill_length(config.prefill_chunk)
     builder.prefill_policy(config.prefill_policy)
-    builder.kv_cache_mode(_CACHE_MODES[config.kv_cache_bits])
+    builder.kv_cache_mode(CACHE_MODES[config.kv_cache_bits])
     builder.kv_cache_span_size(config.block_size)
     builder.rope_scaling_factor(config.rope_scaling_factor)
     builder.use_logn_attn(bool(config.use_logn_attn))

@@ -23,9 +23,9 @@
 
 namespace allspark {
 
-// Locks: `lifecycle_` serialises install and release (start and stop have the instance's own lock);
-// `models_mutex_` guards the list for the short time of a look-up, so no request waits for an
-// install or a release.
+// Locks: `lifecycle_` serialises installs and the ends of releases (calls that change a model have
+// its own Lifecycle); `models_mutex_` guards the list for the short time of a look-up, so no
+// request waits for an install or a release.
 class Engine::Impl {
  public:
   Result<std::shared_ptr<ModelInstance>> Find(const std::string& name) const {
@@ -253,7 +253,7 @@ Status Engine::Impl::Install(RuntimeConfig config) {
     models_.emplace_back(config.model_name, std::move(*instance));
   }
   // The instance holds the images now.
-  DropRegistered(config.model_name);
+  if (config.model_path.empty()) DropRegistered(config.model_name);
   DropRegistered(config.draft_model);
   return Status::Ok();
 }

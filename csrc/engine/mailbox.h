@@ -103,7 +103,7 @@ class Mailbox {
   bool End(Request& request) AS_EXCLUDES(mutex_);
   // One sample of a group has ended, others have not.
   void EndSample() AS_EXCLUDES(mutex_);
-  // The loop has ended, and so have all requests. Close may destroy the mailbox from then on.
+  // The loop has ended, and so have all requests. The mailbox may be destroyed from then on.
   void CloseLoop() AS_EXCLUDES(mutex_);
 
  private:

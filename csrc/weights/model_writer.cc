@@ -164,11 +164,13 @@ class Writer final : public ModelWriter {
   struct Entry {
     TensorWriter writer;
     RowCoverage coverage;
-    Quant* quant = nullptr;  // the quantised weight that this tensor belongs to
+    Quant* quant = nullptr;    // the quantised weight that this tensor belongs to
+    unsigned char most = 255;  // of the values of a tensor of bytes
   };
 
   void AddQuant(const proto::WeightQuant& quant);
   Status Store(size_t tensor, bool quantise, int64_t row_begin, const RowSource& source);
+  Status CheckBytes(size_t tensor, int64_t row_begin, const RowSource& source) const;
   Status Cover(size_t tensor, int64_t row_begin, int64_t row_end);
   Status CheckComplete() const;
   Status Fail(Status status);
@@ -210,11 +212,30 @@ void Writer::AddQuant(const proto::WeightQuant& quant) {
   const int64_t group_size = quant.group_size() == 0 ? cols : quant.group_size();
   added.format = {quant.bits(), quant.asymmetric(), group_size, search_scales_};
   added.takes_floats = !weights::IsMadeElsewhere(quant);
+  // 255 would be infinite.
+  if (quant.power_scales()) entries_[by_name_.at(weights::ScaleName(tensor))].most = 254;
+}
+
+Status Writer::CheckBytes(size_t tensor, int64_t row_begin, const RowSource& source) const {
+  const unsigned char most = entries_[tensor].most;
+  if (most == 255) return Status::Ok();
+  const int64_t cols = tensors_[tensor].shape[1];
+  for (int64_t row = 0; row < source.num_rows; ++row) {
+    const unsigned char* const values = source.data + row * source.row_stride_bytes;
+    if (std::all_of(values, values + cols, [most](unsigned char v) { return v <= most; })) continue;
+    return weights::DescribeFirstBadValue(
+        tensors_[tensor], row_begin, source, "it must be at most " + std::to_string(most),
+        [most](float value) { return value <= static_cast<float>(most); });
+  }
+  return Status::Ok();
 }
 
 Status Writer::Store(size_t tensor, bool quantise, int64_t row_begin, const RowSource& source) {
   Entry& entry = entries_[tensor];
-  if (!quantise) return entry.writer.StoreRows(row_begin, source, buffers_, pool_);
+  if (!quantise) {
+    AS_RETURN_IF_ERROR(CheckBytes(tensor, row_begin, source));
+    return entry.writer.StoreRows(row_begin, source, buffers_, pool_);
+  }
   const std::vector<size_t>& tensors = entry.quant->tensors;
   const weights::QuantTargets targets{&entry.writer, &entries_[tensors[1]].writer,
                                       tensors.size() > 2 ? &entries_[tensors[2]].writer : nullptr};

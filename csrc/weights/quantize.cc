@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "platform/float_mode.h"
 #include "weights/format.h"
 #include "weights/packing.h"
 
@@ -207,6 +208,7 @@ Grid SearchedGrid(GroupReader& group, const Range& range, const Grid& full,
 
 bool QuantizeRow(const unsigned char* src, DType source, int64_t cols, const QuantFormat& format,
                  unsigned char* values, BFloat16* scales, unsigned char* zeros) {
+  const DefaultFloatMode mode;
   GroupReader group(source);
   bool finite = true;
   for (int64_t begin = 0; begin < cols; begin += format.group_size) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import csv
 import heapq
@@ -43,6 +44,7 @@ from allspark.bench.workload import (  # noqa: E402
     random_requests,
     vocabulary_of,
 )
+from allspark.cli import bench as bench_command  # noqa: E402
 from allspark.cli import main  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.remote.address import Address  # noqa: E402
@@ -837,6 +839,34 @@ def test_serve_sends_conversations(server, demo_model, tmp_path, capsys):
     # A random prompt of ids is sent to chat as its text.
     chat = ("--tokenizer", str(demo_model), "-n", "2", "--input-len", "4", "--output-len", "2")
     assert bench_server(server, *chat) == 0
+
+
+def parts_of_a_file(tmp_path, num_prompts, num_lines):
+    """The prompts of four measurements over a file of so many lines."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(num_lines)))
+    parser = argparse.ArgumentParser()
+    bench_command.add_arguments(parser)
+    arguments = ["--base-url", "x", "--dataset", str(path), "-n", str(num_prompts),
+                 "-c", "1", "2", "--request-rate", "5", "9"]  # fmt: skip
+    cases = bench_command._serve_cases(parser.parse_args(["serve", *arguments]))
+    return [[request.prompt for request in case.requests] for case in cases]
+
+
+def test_no_request_of_a_file_is_in_two_measurements(tmp_path, capsys):
+    """A prefix cache would know it."""
+    parts = parts_of_a_file(tmp_path, num_prompts=3, num_lines=12)
+    assert [len(part) for part in parts] == [3] * 4 and len({*sum(parts, [])}) == 12
+    assert capsys.readouterr().err == ""
+
+
+def test_measurements_share_a_short_file_evenly(tmp_path, capsys):
+    parts = parts_of_a_file(tmp_path, num_prompts=3, num_lines=11)
+    assert [len(part) for part in parts] == [2] * 4 and len({*sum(parts, [])}) == 8
+    expected = "prompts.jsonl gives 2 of 3 requests for each of 4 measurements"
+    assert expected in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"gives 3 request\(s\); 4 measurements need at least as"):
+        parts_of_a_file(tmp_path, num_prompts=3, num_lines=3)
 
 
 def test_tls(demo_model, tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -31,11 +32,32 @@ def run_script(tmp_path: Path, name: str, *arguments: object) -> tuple[str, list
 
 def test_the_start_of_the_server_is_measured(tmp_path: Path) -> None:
     printed, found = run_script(tmp_path, "server_start")
-    assert [each["of"]["process"] for each in found] == ["engine", "server"]
+    assert [each["of"]["process"] for each in found] == ["engine alone", "server"]
     assert all(0 < each["values"]["up_s"] <= each["values"]["start_s"] for each in found)
     for bar, most in (("s until it answers", 3), ("memory, MB above the engine's", 150)):
         row = rf"\| {bar} \| at most {most} \| [\d.]+ \| (met|\*\*open\*\*) \|"
         assert re.search(row, printed), printed
+
+
+def test_the_start_of_the_engine_begins_with_its_process(tmp_path: Path, monkeypatch, load) -> None:
+    """As that of the server does, so that the interpreter and its imports count for both."""
+    late = tmp_path / "python"
+    late.write_text(f'#!/bin/sh\nsleep 2\nexec {sys.executable} "$@"\n')
+    late.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(late))
+    server_start = load("server_start")
+    found = server_start.engine(server_start.DEMO)
+    assert 2 < found["up_s"] < found["start_s"] and found["rss_mb"] > 0
+    with pytest.raises(RuntimeError, match="ended before it was up"):
+        server_start.engine(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["engine alone", "engine"])
+def test_memory_is_compared_in_older_records_too(load, name: str) -> None:
+    record = own_record(
+        "server_start", {name: {"rss_mb": 60.0}, "server": {"rss_mb": 160.0}}, key="process"
+    )
+    assert load("verdicts").FIGURES["memory, MB above the engine's"](record) == 100
 
 
 def test_streams_are_measured_beside_a_long_prompt(tmp_path: Path) -> None:
@@ -69,9 +91,10 @@ def own_record(name: str, *rounds: dict[str, dict[str, float]], key: str) -> dic
 @pytest.mark.parametrize(("speed", "grown", "verdicts"), [
     (97.0, 150.0, ["met", "met"]), (96.999, 150.001, ["**open**", "**open**"]),
 ])  # fmt: skip
-def test_a_bar_is_met_by_the_unrounded_number(load, speed, grown, verdicts) -> None:
-    sdk = {"tok_s": 100.0, "grown_mb": 0.0}
-    one = {"sdk": sdk, "own lines": {"tok_s": speed, "grown_mb": grown}}
+@pytest.mark.parametrize("memory", ["above_engine_mb", "grown_mb"])  # the latter in older records
+def test_a_bar_is_met_by_the_unrounded_number(load, speed, grown, verdicts, memory) -> None:
+    sdk = {"tok_s": 100.0, memory: 0.0}
+    one = {"sdk": sdk, "own lines": {"tok_s": speed, memory: grown}}
     lines = load("verdicts").verdicts(own_record("batch", one, key="kind"))
     rows = [line for line in lines if line.startswith("| own lines")]
     assert [row.split(" | ")[-1].rstrip(" |") for row in rows] == verdicts
@@ -146,6 +169,26 @@ def test_servers_say_when_their_engine_had_the_first_token(tmp_path: Path) -> No
     assert result.returncode == 0, result.stderr
     (measurement,) = json.loads((tmp_path / "t.json").read_text())["measurements"]
     assert 0 < measurement["values"]["ttft_later_ms"] < measurement["values"]["ttft_p99_ms"]
+
+
+def test_a_server_has_the_settings_that_were_asked_for(load) -> None:
+    """The cache of each precision, and the prompt tokens of a step."""
+    from allspark.cli import serve
+    from allspark.cli.engine_flags import to_engine_config
+
+    worker, ours = load("serve_worker"), load("ours")
+    server = worker.Server.__new__(worker.Server)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    bits = {}
+    for name in ("bf16", "bf16-kv8", "bf16-kv4"):
+        job = {"model": "m", "threads": 1, "chunk": 96, "max_batch": 4, "max_length": 64,
+               "cache_mode": ours.PRECISIONS[name].cache_mode}  # fmt: skip
+        words = server.command(job, 8000)
+        config = to_engine_config(parser.parse_args(words[words.index("serve") + 1 :]))
+        assert config.prefill_chunk == 96 and config.threads == 1
+        bits[name] = config.kv_cache_bits
+    assert bits == {"bf16": 16, "bf16-kv8": 8, "bf16-kv4": 4}
 
 
 def test_a_metric_is_summed_over_its_labels(load) -> None:

@@ -414,6 +414,7 @@ def test_a_list_has_one_limit_of_time(checkpoint):
     engine, _ = start_engine(checkpoint)
     engine.start_model("m")
     handles = start_endless(engine)
+    assert engine.sync_request("m", [handles[0]], timeout_ms=5) == AsStatus.ALLSPARK_RUNTIME_ERROR
     engine.unload_device_mem("m")  # those that follow wait, too
     handles += [engine.start_request_ids("m", None, [1], GREEDY)[1] for _ in range(9)]
     begin = time.monotonic()
@@ -422,6 +423,24 @@ def test_a_list_has_one_limit_of_time(checkpoint):
     assert engine.last_error().endswith(" has not ended within 200 ms")
     engine.stop_model("m")
     assert engine.sync_request("m", handles, timeout_ms=0) == OK
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_longest_limit_of_time(running, as_list):
+    handle = running.start_request_ids("m", None, [1], GREEDY)[1]
+    handles = [handle] if as_list else handle
+    assert running.sync_request("m", handles, timeout_ms=2**63 - 1) == OK
+
+
+def test_the_limit_of_a_list_is_named(checkpoint):
+    engine, _ = start_engine(checkpoint)
+    engine.start_model("m")
+    ended = engine.start_request_ids("m", None, [1], GREEDY)[1]
+    assert engine.sync_request("m", ended) == OK
+    handles = [ended, *start_endless(engine)]
+    assert engine.sync_request("m", handles, timeout_ms=100) == AsStatus.ALLSPARK_RUNTIME_ERROR
+    assert engine.last_error().endswith(" has not ended within 100 ms")
+    engine.stop_model("m")
 
 
 @pytest.mark.parametrize(

@@ -672,6 +672,18 @@ def test_base_and_rotated_part_stay_with_another_scaling(tmp_path, config):
     assert described()[0].rotary_dim == expected[0].rotary_dim and described() != expected
 
 
+def test_scaling_keeps_the_base_of_the_configuration_at_hand(tmp_path):
+    """As where another revision is loaded after it was set."""
+    loader = HuggingFaceModel(str(write_checkpoint(tmp_path)), "m")
+    loader.set_rope_scale_method("YaRN", {"factor": 4.0})
+    write_checkpoint(tmp_path, {}, config_with(rope_theta=7e5))
+    fresh = HuggingFaceModel(str(tmp_path), "m").set_rope_scale_method("YaRN", {"factor": 4.0})
+    computed, expected = (each.read_model_config()._decoder() for each in (loader, fresh))
+    assert computed.fields == expected.fields
+    for name, values in expected.computed.items():
+        np.testing.assert_array_equal(computed.computed[name], values)
+
+
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BloomForCausalLM", "MptForCausalLM"])
 def test_models_without_rope_have_no_scaling(tmp_path, name):
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4} if name.startswith("GPT2") else CONFIG

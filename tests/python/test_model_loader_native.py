@@ -239,7 +239,7 @@ def test_skip_if_exists_keeps_only_what_is_current(checkpoint, tmp_path, change,
     after = {path.name: path.stat().st_ino for path in out.glob("m.as*")}
     assert (before == after) == (change is make_current)
     fresh = loader_of(checkpoint)
-    fresh.data_type, fresh._rope_override = loader.data_type, loader._rope_override
+    fresh.data_type, fresh._rope_scaling = loader.data_type, loader._rope_scaling
     fresh.read_model_config().serialize_to_memory(Engine())
     np.testing.assert_array_equal(logits(out / "m.asgraph"), logits(fresh._image))
     if engine is not None:

@@ -355,6 +355,17 @@ def test_a_long_run_without_text_costs_in_proportion(monkeypatch, first, is_fast
     assert sum(sizes) < 8 * len(ids)
 
 
+def test_many_tokens_at_once_hold_nothing_back():
+    tokenizer = load_tokenizer("sentencepiece")
+    text = Detokenizer(tokenizer)
+    text._stream = None
+    before = tokenizer.encode("a b " * 20, add_special_tokens=False)
+    emoji = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "🙂".encode()])
+    first = text.put([*before, *emoji, *emoji[:2]])
+    whole = tokenizer.decode([*before, *emoji, *emoji], skip_special_tokens=True)
+    assert first + text.put(emoji[2:]) == whole
+
+
 class Letters:
     """Token i is the i-th letter; 26 is '</s>', a special token."""
 

@@ -72,7 +72,8 @@ struct RuntimeConfig {
   // How many seconds unused blocks stay in the prefix cache; 0: only running requests share blocks.
   int64_t prefix_cache_ttl = 300;
   CacheMode cache_mode = CacheMode::kDefault;
-  // Requests that may wait beyond the running batch. 0: no bound.
+  // Requests that may wait beyond the running batch, each sample of a best_of counted; 0: no bound.
+  // More samples than the bound allows enter where nothing else runs.
   int64_t max_waiting_requests = 0;
   QueueFullPolicy queue_full_policy = QueueFullPolicy::kRefuse;
   // Most bytes for the output tensors of all waiting and running requests; a request that would

@@ -171,7 +171,9 @@ class Engine {
   Status StartModel(const std::string& model_name);
   // Running -> Stop. Blocks until the step thread has ended; timeout_ms < 0 waits for ever,
   // otherwise a drain that takes longer turns into kCancel. So does one whose `cancelled` returns
-  // true; it is called several times a second and must not throw.
+  // true; it is called several times a second and must not throw. While a drain waits, a second
+  // stop joins it, or with kCancel cuts it short; other calls that change the model are refused.
+  // Within `cancelled` itself, kCancel returns at once, and the drain ends after it.
   Status StopModel(const std::string& model_name, StopMode mode = StopMode::kCancel,
                    int64_t timeout_ms = -1, const std::function<bool()>& cancelled = nullptr);
   // Initial | Stop -> Released, and the name is free again.

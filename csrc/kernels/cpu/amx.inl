@@ -246,6 +246,11 @@ static AS_ALWAYS_INLINE void AmxTile(int64_t rows, AmxOperands operands, int64_t
     operands.steps = 1;
     AmxColumns<kBytes>(rows, operands, columns);
   }
+  if (groups == 0 && !operands.resume) {
+    for (int64_t r = 0; r < rows; ++r) {
+      __builtin_memset(operands.c + r * operands.c_stride, 0, static_cast<size_t>(columns) * 4);
+    }
+  }
 }
 
 // A GEMM within an AmxSession.

@@ -391,7 +391,9 @@ struct GemmHalf {
 
   template <class Store>
   static AS_ALWAYS_INLINE void Run(const GemmArgs& args, const Store& store) {
-    if (args.m <= kGemmFewRows) return GemmPlain<float, DotHalfPair>::Run(args, store);
+    if (args.m <= kGemmFewRows || args.k == 0) {
+      return GemmPlain<float, DotHalfPair>::Run(args, store);
+    }
     alignas(64) float wide[kWideGroups * 2 * kPanelColumns];
     ForEachRowBlock(
         args, store,

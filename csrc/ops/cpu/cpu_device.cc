@@ -1,5 +1,6 @@
 #include "ops/cpu/cpu_device.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -27,9 +28,12 @@ Result<const kernels::KernelTable*> ChooseKernels(const std::string& isa) {
   for (const kernels::KernelTable* available : kernels::AvailableTables()) {
     names += std::string(names.empty() ? "" : ", ") + available->name;
   }
+  const char* const variable = std::getenv("ALLSPARK_CPU_ISA");
+  const std::string given =
+      isa.empty() ? "ALLSPARK_CPU_ISA is '" + std::string(variable != nullptr ? variable : "")
+                  : "isa is '" + isa;
   return Status::InvalidArgument(
-      (isa.empty() ? "ALLSPARK_CPU_ISA" : "isa is '" + isa + "', which") +
-      " names no instruction set of this machine; it has: " + names);
+      given + "', which names no instruction set of this machine; it has: " + names);
 }
 
 CpuDevice::Parts CpuDevice::Parts::NotOwned(Allocator& allocator, ThreadPool& pool,

@@ -108,14 +108,21 @@ TEST_P(GemmTest, TakesAnOddNumberOfKInFloat32) {
   for (int64_t k : {1, 3, 7, 257}) ExpectCorrect(table(), GemmCase<float>(5, 70, k, {}, 9));
 }
 
-TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
-  GemmCase<float> p(3, 20, 0, {.bias = true, .accumulate = true}, 4);
-  std::vector<float> out = p.c;
-  table().gemm[kSlotOf<float>][kSlotOf<float>](p.Args(out));
-  for (int64_t i = 0; i < 60; ++i) {
-    EXPECT_EQ(out[static_cast<size_t>(1 + i)],
-              p.bias[static_cast<size_t>(1 + i % 20)] + p.c[static_cast<size_t>(1 + i)]);
+template <class T>
+void TestWithoutK(const KernelTable& table) {
+  for (const int64_t m : {3, 20}) {
+    GemmCase<T> p(m, 20, 0, {.bias = true, .accumulate = true}, 4);
+    std::vector<float> out = p.c;
+    table.gemm[kSlotOf<T>][kSlotOf<T>](p.Args(out));
+    for (int64_t i = 0; i < 20 * m; ++i) {
+      EXPECT_EQ(out[static_cast<size_t>(1 + i)],
+                p.bias[static_cast<size_t>(1 + i % 20)] + p.c[static_cast<size_t>(1 + i)]);
+    }
   }
+}
+TEST_P(GemmTest, WithoutKGivesBiasAndResidual) {
+  TestWithoutK<float>(table());
+  TestWithoutK<BFloat16>(table());
 }
 
 // Rows [begin, end) of a problem as a problem of their own must give the same bits.

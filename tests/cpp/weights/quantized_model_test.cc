@@ -434,6 +434,18 @@ TEST(QuantizedModel, RefusesPartsOfTheWrongKind) {
   ExpectError((*writer)->AddTensor("layers.0.gate_up_scale", 0,
                                    ViewRows(scales.data(), DType::kFloat32, 2, 320, 2)),
               invalid, {"\"layers.0.gate_up_scale\"", "is nan", "finite"});
+  proto::DecoderSpec power = QuantSpec();
+  power.mutable_weight_quant(0)->set_power_scales(true);
+  power.mutable_weight_quant(0)->set_group_size(32);
+  auto power_writer = ModelWriter::Create(power, {}, "", "", nullptr);
+  ASSERT_TRUE(power_writer.ok()) << power_writer.status().ToString();
+  const RequiredTensor scale = TensorNamed(power, "layers.0.qkv_scale");
+  const std::vector<unsigned char> infinite(static_cast<size_t>(Rows(scale) * Cols(scale)), 255);
+  ExpectError(
+      (*power_writer)
+          ->AddTensor(scale.name, 0,
+                      ViewRows(infinite.data(), DType::kUInt8, 2, Rows(scale), Cols(scale))),
+      invalid, {"\"layers.0.qkv_scale\"", "is 255", "it must be at most 254"});
   // None of these calls has fixed the way in which the weight is added.
   ASSERT_TRUE(
       AddRows(**writer, TensorNamed(spec, "layers.0.gate_up"), 0, 320, DType::kBFloat16).ok());
