@@ -2,6 +2,10 @@
 
 Every output has the same number of tokens. The SDK is given ids, so templates and tokenizer are
 part of a batch's cost, as reading, ordering and writing lines are.
+
+Memory is what the process has at most during a turn above what it had before the first one, when
+the engine alone had taken all of its own. What earlier turns have kept is part of it: a turn may
+need less, and never more.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from allspark.batch.lines import scan
 from allspark.batch.output import OutputFile
 from allspark.batch.prompts import PromptLines
 from allspark.batch.runner import Totals, run_file
+from allspark.bench.workload import Lengths, random_requests, vocabulary_of
 from allspark.pipeline import EngineConfig, GenerationConfig, pipeline
 from allspark.pipeline.pipe import Pipeline
 from allspark.serve.batches.requests import RequestLines
@@ -57,6 +62,18 @@ class Bench:
         self.pipe = pipe
         self.folder = folder
         self.questions = [f"What is {i} + {i * 7 % 100}?" for i in range(options.lines)]
+        self._take_memory()
+        self.alone = resident("VmRSS")
+
+    def _take_memory(self) -> None:
+        """Serves as many requests as run at a time, each as long as may be: the engine takes memory
+        as its cache is used, and whoever comes first would seem to need it."""
+        model, num_output = self.pipe.model, 1
+        size = model.session_len - num_output
+        lengths = (Lengths(size, size), Lengths(num_output, num_output))
+        ids = vocabulary_of(model.tokenizer)
+        requests = random_requests(self.options.batch, *lengths, seed=0, vocabulary=ids)
+        self._serve([request.prompt for request in requests], num_output)
 
     def value(self, kind: str, question: str, custom_id: str) -> Any:
         """A line."""
@@ -75,8 +92,13 @@ class Bench:
             model.template.encode(model.tokenizer, model.template.messages2prompt(question))
             for question in questions
         ]
-        config = {"do_sample": False, "max_new_tokens": self.options.output, "eos_token_id": -1}
         self.begin()
+        return self._serve(prompts, self.options.output)
+
+    def _serve(self, prompts: list[Any], num_output: int) -> int:
+        """Serves prompts of ids through the SDK. Returns the tokens."""
+        model = self.pipe.model
+        config = {"do_sample": False, "max_new_tokens": num_output, "eos_token_id": -1}
         queues = []
         for ids in prompts:
             status, handle, queue = model.engine.start_request_ids(model.name, None, ids, config)
@@ -120,16 +142,18 @@ class Bench:
         """Starts the clock, and the peak of memory."""
         self.pipe.model.engine.clear_prefix_cache(self.pipe.model.name)
         Path("/proc/self/clear_refs").write_text("5")
-        self.before = resident("VmRSS")
         self.clock, self.cpu = time.perf_counter(), time.process_time()
 
     def measure(self, kind: str, lines: int) -> dict[str, float]:
         questions = self.questions[:lines]
         count = self.sdk(questions) if kind == "sdk" else self.batch(kind, questions)
         seconds, cpu = time.perf_counter() - self.clock, time.process_time() - self.cpu
+        if count != (wanted := lines * self.options.output):
+            raise RuntimeError(f"{kind}: {count} of {wanted} tokens came")
         # The kernel counts pages late: a peak may seem a few below the beginning.
-        grown = max(0, resident("VmHWM") - self.before)
-        return {"tok_s": count / seconds, "cpu_ms": 1e3 * cpu / count, "grown_mb": grown / 1e6}
+        above = max(0, resident("VmHWM") - self.alone)
+        values = {"tok_s": count / seconds, "cpu_ms": 1e3 * cpu / count}
+        return {**values, "above_engine_mb": above / 1e6}
 
 
 def main() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +92,8 @@ def model_of(contestant: Contestant, shape: str, work_dir: Path) -> Path:
 
 
 def prepared(contestant: Contestant, shape: str, work_dir: Path) -> Path:
-    """The same, with the model in it. A peer's is converted once: its version is pinned, while ours
-    may have changed since."""
+    """The same, with the model in it. A peer's is converted once, as it is installed once, while
+    ours may have changed since."""
     model = model_of(contestant, shape, work_dir)
     stamp = model / "prepared"
     if contestant.engine.is_ours or not stamp.is_file():
@@ -119,8 +121,43 @@ class Row:
         return {"shape": self.shape, "workload": self.task, "engine": contestant.label}
 
 
+def _joined(earlier: record.Record, new: record.Record) -> record.Record:
+    """What a resumed record has of both. An engine that was measured stays in it, also where it
+    cannot be installed any more."""
+    found = (earlier["modified"], new["modified"])
+    return {
+        "command": new["command"],
+        "skipped": new["skipped"],
+        "modified": next(worst for worst in (True, None, False) if worst in found),
+        "ours": sorted({*earlier["ours"], *new["ours"]}),
+        "contestants": {
+            shape: list(dict.fromkeys([*earlier["contestants"].get(shape, ()), *labels]))
+            for shape, labels in new["contestants"].items()
+        },
+        "versions": {**earlier.get("versions", {}), **new["versions"]},
+    }
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def orders(group: list[Contestant], rounds: int) -> list[list[Contestant]]:
+    """The engines of each round. All are first in turn, and each comes after the one that it came
+    after least, since the state of the machine depends on the engine before. In the first round
+    ours are first, since their time bounds that of peers."""
+    found: list[list[Contestant]] = []
+    came_after: Counter[tuple[Contestant, Contestant]] = Counter()
+    for number in range(rounds):
+        shift = number % max(1, len(group))
+        left = group[shift:] + group[:shift]
+        order = left[:1] if number else sorted(group, key=lambda each: not each.engine.is_ours)
+        while len(order) < len(group):
+            left.remove(order[-1])
+            order.append(min(left, key=lambda each: came_after[order[-1], each]))
+        came_after.update(itertools.pairwise(order))
+        found.append(order)
+    return found
 
 
 class Bench:
@@ -194,21 +231,26 @@ class Bench:
         }
         settings = {**may_change, **{key: getattr(self.options, key) for key in _SETTINGS}}
         new = record.begin("engines", **self._describe_engine(), settings=settings)
-        new.update(name=self.options.name, limits=[])
+        new.update(name=self.options.name, limits=[], skipped=self._skipped, **self._who_is_ready())
         if self.options.resume and self.path.is_file():
             earlier = record.read(self.path)
             self._check_same(earlier, new)
             earlier["settings"].update(may_change)
             # Measurements that were disturbed in an earlier run may be repeated in this one.
             kept = [each for each in earlier["measurements"] if "disturbed" not in each]
-            new = {**earlier, "command": new["command"], "measurements": kept}
-        everybody = [each for group in self._ready.values() for each in group]
-        new["ours"] = sorted({each.label for each in everybody if each.engine.is_ours})
-        new["contestants"] = {
-            shape: [each.label for each in group] for shape, group in self._ready.items()
-        }
-        new["skipped"] = self._skipped
+            new = {**earlier, **_joined(earlier, new), "measurements": kept}
         return new
+
+    def _who_is_ready(self) -> dict[str, Any]:
+        everybody = [each for group in self._ready.values() for each in group]
+        peers = [each.engine for each in everybody if not each.engine.is_ours]
+        return {
+            "ours": sorted({each.label for each in everybody if each.engine.is_ours}),
+            "contestants": {
+                shape: [each.label for each in group] for shape, group in self._ready.items()
+            },
+            "versions": {peer.name: peer.versions() for peer in peers},
+        }
 
     def _describe_engine(self) -> dict[str, str]:
         for shape, contestants in self._ready.items():
@@ -227,6 +269,9 @@ class Bench:
             (f"--{key.replace('_', '-')}", earlier["settings"][key], new["settings"][key])
             for key in _SETTINGS
         ]
+        for peer, now in new["versions"].items():
+            before = earlier.get("versions", {}).get(peer, now)  # Old records do not have it.
+            pairs.append((peer, sorted({*before} - {*now}), sorted({*now} - {*before})))
         for name, before, now in pairs:
             if before != now:
                 raise Unfit(f"--resume: {self.path} has {name} {before}, this run {now}")
@@ -267,27 +312,21 @@ class Bench:
             for shape in self._ready
             for task in self._tasks(shape)
         }
+        in_turn = {
+            shape: orders(group, self.options.rounds) for shape, group in self._ready.items()
+        }
         for round_number in range(1, self.options.rounds + 1):
-            for shape, group in self._ready.items():
+            for shape in self._ready:
                 for task in self._tasks(shape):
                     order = [
                         each
-                        for each in self._order(group, round_number)
+                        for each in in_turn[shape][round_number - 1]
                         if (each.engine.is_ours or task not in ENGINE_TASKS)
                         and (round_number, shape, task, each.label) not in done
                         and each.label not in out[shape, task]
                     ]
                     if order:
                         yield Row(round_number, shape, task, order)
-
-    @staticmethod
-    def _order(group: list[Contestant], round_number: int) -> list[Contestant]:
-        """Each engine is first once, since the state of the machine depends on the engine before.
-        In the first round ours are, since their time bounds that of peers."""
-        if round_number == 1:
-            return sorted(group, key=lambda each: not each.engine.is_ours)
-        shift = (round_number - 1) % max(1, len(group))
-        return group[shift:] + group[:shift]
 
     def _may_be_left_out(self, rows: list[Row]) -> bool:
         """Whether the first round of these rows can still decide that a later one has fewer."""
@@ -476,17 +515,17 @@ class Bench:
         for left in reversed(range(self.options.retries + 1)):
             if self._left_s() <= 0:
                 raise OutOfTime
-            timeout_s = min(limit_s, self._left_s())
+            late: TookTooLong | None = None
             with machine.exclusive(self.options.lock):
+                machine.wait_until_quiet(self.options.most_others)
+                timeout_s = min(limit_s, self._left_s())
                 others, begin = machine.Others(), time.monotonic()
                 try:
                     result = self._answer(contestant, text, timeout_s)
-                except TookTooLong:
+                except TookTooLong as error:
                     if timeout_s < limit_s:
                         raise OutOfTime from None
-                    if ours_s is not None and limit_s < self.options.timeout:
-                        raise FarOverOurTime(limit_s, ours_s) from None
-                    raise
+                    late = error  # Others may be why.
                 wall_s = time.monotonic() - begin
                 share = others.share()
             if share <= self.options.most_others:
@@ -494,6 +533,10 @@ class Bench:
             if not left:
                 raise Disturbed(share)
             say(f"  {contestant.label}: others took {100 * share:.0f} % of the machine; again")
+        if late is not None:
+            if ours_s is not None and limit_s < self.options.timeout:
+                raise FarOverOurTime(limit_s, ours_s)
+            raise late
         if job["task"] == "requests":
             result.update(others_share=share, wall_s=wall_s)
         return result

@@ -148,6 +148,14 @@ class BenchEngine:
             queue.Get()
         return queues
 
+    def finish_requests(self, queues: Iterable[ResultQueue], num_output: int) -> None:
+        """Returns when all have ended. Raises RuntimeError where one gave fewer tokens: what has
+        failed seems fast."""
+        self.expect(self.engine.sync_request(MODEL))
+        for queue in queues:
+            if (got := queue.GeneratedLength()) != num_output:
+                raise RuntimeError(f"a request gave {got} of {num_output} tokens: {queue.error}")
+
     def expect(self, status: AsStatus) -> None:
         if status != AsStatus.ALLSPARK_SUCCESS:
             raise RuntimeError(f"{status.name}: {self.engine.last_error()}")

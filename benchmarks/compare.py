@@ -20,6 +20,7 @@ import figures
 from bench import ENGINES, TASKS, Bench, Unfit, render, say
 from checkpoints import SHAPES
 from machine import MOST_OTHERS
+from peers import process_tree
 from record import RESULTS, read
 from report import markdown
 from rules import TIMES_OURS
@@ -105,6 +106,8 @@ def main() -> int:
         return 0
     # On SIGTERM the stack unwinds, so that run_command also ends the process that it runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # A server whose worker is ended for its time has been measured, and is none of the others.
+    process_tree.adopt_orphans()
     try:
         bench = Bench(options)
     except Unfit as error:

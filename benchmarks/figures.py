@@ -22,6 +22,7 @@ from report import (
     best_peer_cell,
     cell,
     figure_of,
+    is_over_http,
     origin,
     summary,
     table,
@@ -161,8 +162,8 @@ def expected(results: Results, folder: Path) -> list[str]:
 
 def _form(label: str) -> str:
     """What a user chooses: a precision, and whether a server is in between."""
-    engine, _, precision = label.partition(" ")
-    return f"{precision}, over HTTP" if engine.endswith("-serve") else precision
+    precision = label.partition(" ")[2]
+    return f"{precision}, over HTTP" if is_over_http(label) else precision
 
 
 def _plain(result: Result, shape: str, label: str, metric: str) -> str:

@@ -5,6 +5,7 @@ usage: full.py [--rounds N] [--shapes ...] [--engines ...] [--list]
 
 Results go to results/KIND, where KIND is the processor and its kernel table. All results in a
 folder are from one commit: if there are some from another commit, --replace removes them first.
+What another command measured, or others disturbed, is measured again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import figures
 import machine
 from bench import TASKS
 from bench_engine import about_engine
-from record import RESULTS, commit_of, is_modified, read
+from record import RESULTS, command_of, commit_of, is_modified, read
 from workloads import shared_data
 
 HERE = Path(__file__).resolve().parent
@@ -118,10 +119,14 @@ def outputs(name: str, folder: Path) -> list[str]:
     return ["--json", str(folder / f"{name}.json")]
 
 
-def is_done(path: Path) -> bool:
-    """Whether a benchmark is complete; compare.py itself knows what it still has to do."""
-    is_own = not path.stem.startswith("engines")
-    return is_own and path.is_file() and bool(read(path)["complete"])
+def is_done(path: Path, command: list[str]) -> bool:
+    """Whether this command has measured all, undisturbed; compare.py itself knows what it still has
+    to do."""
+    if path.stem.startswith("engines") or not path.is_file():
+        return False
+    found = read(path)
+    is_whole = found["complete"] and found["command"] == command_of(command)
+    return is_whole and not any("disturbed" in each for each in found["measurements"])
 
 
 def of_others(folder: Path, commit: str | None) -> list[Path]:
@@ -161,7 +166,7 @@ def main() -> int:
     remove(others)
     failed = []
     for name in names:
-        if is_done(folder / f"{name}.json"):
+        if is_done(folder / f"{name}.json", commands[name]):
             continue
         work = ["--work-dir", str(options.work_dir)]
         if options.lock is not None and name.startswith("engines"):

@@ -68,13 +68,9 @@ class Bench(BenchEngine):
             status, _, queue = self.engine.start_request_ids(MODEL, self.loader, [3] * 40, config)
             self.expect(status)
             queues.append(queue)
-        self.expect(self.engine.sync_request(MODEL))
+        self.finish_requests(queues, self.options.output)
         seconds = time.perf_counter() - begin
-        total = sum(queue.GeneratedLength() for queue in queues)
-        wanted = len(formats) * self.options.output
-        if total != wanted:
-            raise RuntimeError(f"{total} of {wanted} tokens came: {queues[0].error}")
-        return {"tok_s": total / seconds}
+        return {"tok_s": len(formats) * self.options.output / seconds}
 
 
 def main() -> None:

@@ -68,9 +68,9 @@ class Bench(BenchEngine):
             for i in range(len(self.prompts))
         ]
         begin = time.perf_counter()
-        self.start_requests(self.prompts, configs)
+        queues = self.start_requests(self.prompts, configs)
         prefilled = time.perf_counter()
-        self.expect(self.engine.sync_request(MODEL))
+        self.finish_requests(queues, self.options.output)
         return {"prompts_s": prefilled - begin, "output_s": time.perf_counter() - prefilled}
 
 

@@ -29,6 +29,8 @@ Slot = dict[str, float | None]
 
 # A measurement is discarded if other processes took more than this share of the machine's cores.
 MOST_OTHERS = 0.08
+# What an engine leaves behind has ended by then; what has not is of others that stay.
+_QUIET_WAIT_S = 20.0
 
 # Processors by vendor, family and model in /proc/cpuinfo: (first model, last model, name).
 _PROCESSORS = {
@@ -125,6 +127,19 @@ class Others:
             end - begin for end, begin in zip(self._read(), self._begin, strict=True)
         )
         return max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
+
+
+def wait_until_quiet(most_others: float) -> None:
+    """Returns when others took next to nothing for a second, or at the latest after _QUIET_WAIT_S.
+    At once where a measurement allows others everything."""
+    if most_others >= 1:
+        return
+    end = time.monotonic() + _QUIET_WAIT_S
+    share = 1.0
+    while share > most_others / 4 and time.monotonic() < end:
+        others = Others()
+        time.sleep(1)
+        share = others.share()
 
 
 def compile_limits(work_dir: Path) -> Path | None:

@@ -61,7 +61,7 @@ class Running(InProcess):
 
     def serve(self, requests: list[Request]) -> list[Timeline]:
         """Reads all queues like a server: in one thread, which the engine's descriptor wakes per
-        step."""
+        step. Raises RuntimeError where a request did not give all its tokens."""
         open_streams: dict[int, tuple[Timeline, Any]] = {}
         timelines = []
         for request in requests:
@@ -82,6 +82,8 @@ class Running(InProcess):
                     timeline.add(len(elements.ids_from_generate))
                 if ended:
                     del open_streams[handle.id]
+        for timeline, request in zip(timelines, requests, strict=True):
+            check(timeline, request)
         return timelines
 
     def close(self) -> None:

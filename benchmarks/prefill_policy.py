@@ -1,14 +1,15 @@
 """First tokens against gaps: each prefill policy under the same loads, interleaved.
 
 A model file is started once for each policy. In each round every policy serves every load: requests
-that all come at once. A request's ids change from round to round, so that the prefix cache holds
-nothing of it.
+that all come at once. A request's ids change from turn to turn, also where one is repeated, so that
+the prefix cache holds nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 
 import tables
@@ -48,6 +49,7 @@ class Bench:
             "max_batch": max(work.max_batch for work in self.workloads),
             "max_length": max(work.max_length for work in self.workloads),
         }
+        self._turns = itertools.count()
         self.running = {
             policy: Running({**self._job, "prefill_policy": policy}) for policy in PREFILL_POLICIES
         }
@@ -60,8 +62,9 @@ class Bench:
         isa = engine.get_as_engine_stat(MODEL).kernel_table
         return {"version": engine.get_version_full(), "isa": isa}
 
-    def measure(self, policy: str, work: Workload, number: int) -> dict[str, float]:
-        job = {**self._job, "waves": work.turn(number, self._num_ids), "warm_up": []}
+    def measure(self, policy: str, work: Workload) -> dict[str, float]:
+        waves = work.turn(next(self._turns), self._num_ids)
+        job = {**self._job, "waves": waves, "warm_up": []}
         return from_timelines(work, measure(self.running[policy], job)["requests"])
 
 
@@ -75,7 +78,7 @@ def main() -> None:
                 recorder.measure(
                     number,
                     {"workload": work.name, "policy": policy},
-                    functools.partial(bench.measure, policy, work, number),
+                    functools.partial(bench.measure, policy, work),
                 )
     print("\n".join(tables.prefill_policy(recorder.finish())))
     for running in bench.running.values():

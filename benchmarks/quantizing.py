@@ -90,6 +90,7 @@ class Bench:
             Path(sys.executable), "allspark.cli", "quantize", self._checkpoints[name],
             "--output", self._folder / "out", "--calib", options.text,
             "--calib-samples", options.samples, "--calib-seqlen", options.length,
+            "--threads", self._threads,
         )  # fmt: skip
 
     def peer(self, dtype: str) -> dict[str, float]:

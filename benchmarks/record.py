@@ -21,7 +21,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,15 @@ def commit_of(version: str) -> str | None:
 
 
 def command() -> str:
-    """The command of this process, without options specific to this machine or run."""
-    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
-    arguments = iter(sys.argv[1:])
+    """The command of this process, as `command_of` says it."""
+    return command_of(sys.argv)
+
+
+def command_of(script_and_arguments: Sequence[str]) -> str:
+    """The command of a benchmark, without options specific to this machine or run."""
+    script, *given = script_and_arguments
+    words = ["python", f"benchmarks/{Path(script).name}"]
+    arguments = iter(given)
     for word in arguments:
         if word in _OWN_OPTIONS:
             next(arguments, None)

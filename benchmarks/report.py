@@ -14,6 +14,7 @@ from typing import Any
 from bars import BARS, BEST, LIMIT, NOTHING, PEER, Bar
 from checkpoints import SHAPES
 from machine import LIMITS
+from peers.llama_cpp import LlamaCpp
 from record import Measurement, Record
 from record import rounds as begun_rounds
 from workloads import WORKLOADS
@@ -86,6 +87,12 @@ def summary_figures(workload: str) -> tuple[str, ...]:
 
 def figure_of(metric: str) -> Figure:
     return FIGURES[metric.partition(".")[2]]
+
+
+def is_over_http(label: str) -> bool:
+    """Whether this engine is measured over HTTP."""
+    engine = label.partition(" ")[0]
+    return engine.endswith("-serve") or engine == LlamaCpp.name
 
 
 def better_by(metric: str, ours: float, peer: float) -> float:
@@ -314,7 +321,6 @@ def _engine_only(result: Result, shape: str) -> list[str]:
 
 def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
     """Unrounded; None if it was not measured."""
-    labels = result.ours(shape) if bar.engine == BEST else [bar.engine]
     if bar.against == LIMIT:
         fractions = result.values(shape, bar.engine, f"{bar.metric}_limit")
         possible = [fraction for fraction in fractions if fraction <= 1]
@@ -322,15 +328,27 @@ def bar_value(result: Result, shape: str, bar: Bar) -> float | None:
     if bar.against == NOTHING:
         value = result.median(shape, bar.engine, bar.metric)
         return None if value is None else value * figure_of(bar.metric).scale
-    if bar.engine != BEST and bar.against != PEER:
-        pairs = result.pairs(shape, (bar.engine, bar.against), bar.metric)
-        ratios = [better_by(bar.metric, *pair) for pair in pairs]
-        return statistics.median(ratios) if ratios else None
-    others = result.peers(shape) if bar.against == PEER else [bar.against]
-    ours, peer = (result.best(shape, group, bar.metric) for group in (labels, others))
-    if ours is None or peer is None:
+    engines = _compared(result, shape, bar)
+    if engines is None:
         return None
-    return better_by(bar.metric, ours[1], peer[1])
+    pairs = result.pairs(shape, engines, bar.metric)
+    ratios = [better_by(bar.metric, *pair) for pair in pairs]
+    return statistics.median(ratios) if ratios else None
+
+
+def _compared(result: Result, shape: str, bar: Bar) -> tuple[str, str] | None:
+    """The engines that a bar compares, ours first. Where several may be meant, it is the one with
+    the best median."""
+    others = result.peers(shape) if bar.against == PEER else [bar.against]
+    peer = result.best(shape, others, bar.metric)
+    if peer is None:
+        return None
+    labels = result.ours(shape) if bar.engine == BEST else [bar.engine]
+    if is_over_http(peer[0]):  # It is compared with servers, where there are any.
+        measured = [label for label in labels if result.values(shape, label, bar.metric)]
+        labels = list(filter(is_over_http, measured)) or labels
+    ours = result.best(shape, labels, bar.metric)
+    return None if ours is None else (ours[0], peer[0])
 
 
 def _is_asked(result: Result, shape: str, bar: Bar) -> bool:

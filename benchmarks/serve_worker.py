@@ -10,10 +10,12 @@ import urllib.request
 from typing import Any
 
 import measure
+from allspark.pipeline.served_model import CACHE_MODES
 from peers.http_worker import HttpServer
 from peers.worker import Request, run_job
 
 _ALONE = 5  # requests
+_CACHE_BITS = {mode.name: bits for bits, mode in CACHE_MODES.items()}
 
 
 def sum_of(text: str, name: str) -> float:
@@ -29,7 +31,8 @@ class Server(HttpServer):
             sys.executable, "-m", "allspark.cli", "serve", f"{job['model']}=bench",
             "--server-name", "127.0.0.1", "--server-port", str(port),
             "--threads", str(job["threads"]), "--max-batch-size", str(job["max_batch"]),
-            "--session-len", str(job["max_length"]),
+            "--session-len", str(job["max_length"]), "--prefill-chunk", str(job["chunk"]),
+            "--kv-cache-bits", str(_CACHE_BITS[job["cache_mode"]]),
         ]  # fmt: skip
 
     def later_s(self, request: Request) -> float:

@@ -3,13 +3,14 @@ in turns.
 
 Engine and server start once, so that their turns follow each other closely: other programs on the
 machine change its speed within seconds, and a pair of turns has about the same. A request's ids
-change from round to round, so that the prefix cache holds nothing of it.
+change from turn to turn, also where one is repeated, so that the prefix cache holds nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,10 +57,11 @@ class Bench:
             "max_length": self._work.max_length,
             "warm_up": [vars(request) for request in self._work.warm_up()],
         }
+        self._turns = itertools.count()
         self.servers = {name: load(self._job) for name, load in _LOADS.items()}
 
-    def measure(self, name: str, number: int) -> dict[str, float]:
-        job = {**self._job, "waves": self._work.turn(number, self._num_ids)}
+    def measure(self, name: str) -> dict[str, float]:
+        job = {**self._job, "waves": self._work.turn(next(self._turns), self._num_ids)}
         return from_timelines(self._work, measure(self.servers[name], job)["requests"])
 
     def others(self) -> Others:
@@ -82,7 +84,7 @@ def main() -> None:
                 recorder.measure(
                     number,
                     {"precision": precision, "way": name},
-                    functools.partial(bench.measure, name, number),
+                    functools.partial(bench.measure, name),
                     bench.others,
                 )
         bench.close()

@@ -1,8 +1,8 @@
 """How soon the server answers, and what memory it takes beside the engine.
 
 `server`: from starting `allspark serve` until it has answered a request for a few tokens; its
-resident memory is then read. `engine`: the same model with the same settings in a process that has
-the engine alone, and gives it token ids.
+resident memory is then read. `engine alone`: the same of engine_start.py, a process that gives the
+same model with the same settings token ids, and imports nothing but the package.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bench_engine import Recorder, about_engine, add_recording
+from peers.process_tree import end_with_parent
 from servers import DEMO, own_server
 from verdicts import page
 
 _BATCH = 64
 _OUTPUT = 8
+_ENGINE = Path(__file__).with_name("engine_start.py")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,12 +33,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=DEMO, help="a folder in Hugging Face layout")
     parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
     parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     add_recording(parser)
     return parser.parse_args()
 
 
-def resident_mb(pid: int | str) -> float:
+def resident_mb(pid: int) -> float:
     """The resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     (found,) = re.findall(r"VmRSS:\s+(\d+) kB", status)
@@ -67,45 +69,27 @@ def server(model: Path) -> dict[str, float]:
 
 
 def engine(model: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--engine", "--model", str(model)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
-def run_engine(model: Path) -> None:
-    """Prints what `engine` measures, of this process."""
+    command = [sys.executable, str(_ENGINE), str(model), str(_BATCH), str(_OUTPUT)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     begin = time.perf_counter()
-    from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+    with subprocess.Popen(command, **pipes, preexec_fn=end_with_parent) as process:
+        up_s, start_s = (said(process.stdout, word) - begin for word in ("up", "answered"))
+        return {"up_s": up_s, "start_s": start_s, "rss_mb": resident_mb(process.pid)}
 
-    core = Engine()
-    loader = HuggingFaceModel(str(model), "bench").load_model().read_model_config()
-    loader.serialize_to_memory(core).free_model()
-    builder = loader.create_reference_runtime_config_builder(
-        "bench", TargetDevice.CPU, max_batch=_BATCH
-    )
-    builder.max_length(loader.get_model_context_length())
-    for status in (core.install_model(builder.build()), core.start_model("bench")):
-        if status != AsStatus.ALLSPARK_SUCCESS:
-            raise RuntimeError(core.last_error())
-    up_s = time.perf_counter() - begin
-    config = {"max_new_tokens": _OUTPUT, "do_sample": False}
-    _, handle, _ = core.start_request_ids("bench", None, [3] * 16, config)
-    core.sync_request("bench", handle)
-    start_s = time.perf_counter() - begin
-    memory = resident_mb("self")
-    print(json.dumps({"up_s": up_s, "start_s": start_s, "rss_mb": memory}))
-    core.stop_model("bench")
+
+def said(lines: Iterable[str] | None, word: str) -> float:
+    """When the process said this word. Raises RuntimeError if it ended before."""
+    for line in lines or ():
+        if line.rstrip() == word:
+            return time.perf_counter()
+    raise RuntimeError(f"{_ENGINE.name} ended before it was {word}")
 
 
 def main() -> None:
     options = parse_arguments()
-    if options.engine:
-        run_engine(options.model)
-        return
     recorder = Recorder("server_start", options, about_engine(options.work_dir))
     for number in range(options.rounds + 1):  # round 0 warms the page cache
-        for name, measure in (("engine", engine), ("server", server)):
+        for name, measure in (("engine alone", engine), ("server", server)):
             recorder.measure(number, {"process": name}, lambda f=measure: f(options.model))  # type: ignore[misc]
     print("\n".join(page(recorder.finish())))
 

@@ -212,6 +212,12 @@ def step_loop(record: Record) -> list[str]:
     return table(header, map(row, keys(record, "streams")))
 
 
+def batch_memory(values: Values) -> float:
+    """What a turn takes beside the engine, in MB. Older records have only `grown_mb`, what it took
+    beside all that the process had when the turn began."""
+    return values["above_engine_mb" if "above_engine_mb" in values else "grown_mb"]
+
+
 def batch(record: Record) -> list[str]:
     def row(kind: str) -> list[str]:
         pairs = beside(record, {"kind": kind}, {"kind": "sdk"})
@@ -221,10 +227,12 @@ def batch(record: Record) -> list[str]:
             _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind),
             f"{statistics.median(ratios):.3f}" if ratios else "–",
             _median(record, lambda v: v["cpu_ms"], "{:,.3f}", kind=kind),
-            _median(record, lambda v: v["grown_mb"], "{:,.1f}", kind=kind),
+            _median(record, batch_memory, "{:,.1f}", kind=kind),
         ]
 
-    header = ["lines", "tokens/s", "of the SDK's", "CPU ms a token", "peak memory, MB more"]
+    is_old = any("grown_mb" in each.get("values", {}) for each in record["measurements"])
+    memory = "peak memory, MB more" if is_old else "peak memory, MB above the engine's"
+    header = ["lines", "tokens/s", "of the SDK's", "CPU ms a token", memory]
     return table(header, map(row, keys(record, "kind")))
 
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 
 from bars import OWN_BARS
-from record import Record, median, values
+from record import Record, keys, median, values
 from report import cut, table, verdict
-from tables import HALF, IN_PROCESS, OVER_HTTP, OWN, PEERS, TABLES, Values, beside
+from tables import HALF, IN_PROCESS, OVER_HTTP, OWN, PEERS, TABLES, Values, batch_memory, beside
 
 
 def _paired(
@@ -46,7 +46,7 @@ def _server_speed(precision: str) -> Callable[[Record], float | None]:
 
 def _batch_memory(kind: str) -> Callable[[Record], float | None]:
     kinds = ({"kind": kind}, {"kind": kind})
-    return lambda record: _paired(record, *kinds, lambda own, _: own["grown_mb"])
+    return lambda record: _paired(record, *kinds, lambda own, _: batch_memory(own))
 
 
 def _start(record: Record) -> float | None:
@@ -55,8 +55,11 @@ def _start(record: Record) -> float | None:
 
 
 def _memory(record: Record) -> float | None:
-    kinds = ({"process": "server"}, {"process": "engine"})
-    return _paired(record, *kinds, lambda own, engine: own["rss_mb"] - engine["rss_mb"])
+    """Older records have an `engine` in a process with the benchmark's modules."""
+    names = keys(record, "process")
+    base = {"process": "engine" if "engine" in names else "engine alone"}
+    server = {"process": "server"}
+    return _paired(record, server, base, lambda own, engine: own["rss_mb"] - engine["rss_mb"])
 
 
 def _choices_speed(record: Record) -> float | None:

@@ -2,8 +2,9 @@
 
 Both serve from a process of their own, with the same model files: what slows the machine down for a
 minute slows both. They are started anew several times, since where a process's memory lies makes
-some per cent of its speed. A ratio above 1 says that the second one is faster; the bounds are those
-of a 95 % interval of the median over all pairs.
+some per cent of its speed. So a start has one value, the median of its pairs' ratios. A ratio above
+1 says that the second one is faster. The median of the starts is shown, and from six starts on the
+95 % interval of the median: fewer cannot give one.
 
 usage: versions.py BEFORE AFTER [--precisions bf16,A8W8] [--workloads single,b32] [--starts N]
 BEFORE and AFTER are folders with a package allspark (pip install --target FOLDER .). The model
@@ -78,16 +79,19 @@ class Worker:
         self._process.wait()
 
 
-def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """The median, and the 95 % interval of the median of what the values were drawn from."""
-    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
-    low = max(0, math.floor(len(values) / 2 - half))
-    high = min(len(values) - 1, math.ceil(len(values) / 2 + half) - 1)
-    return statistics.median(values), ordered[low], ordered[high]
+def median_interval(values: list[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the median of what the values were drawn from, independently of each
+    other; None if they are too few. It is exact: a value is above the median every second time."""
+    ordered, count = sorted(values), len(values)
+    rank, beyond = 0, 0  # Of 2^count cases, those with at most `rank` values on one side.
+    while (beyond := beyond + math.comb(count, rank)) <= 0.025 * 2**count:
+        rank += 1
+    return (ordered[rank - 1], ordered[count - rank]) if rank > 0 else None
 
 
-def compare(before: Worker, after: Worker, pairs: int, ratios: dict[str, list[float]]) -> None:
-    """Adds the ratios of seconds, by workload."""
+def compare(before: Worker, after: Worker, pairs: int, workloads: list[str]) -> dict[str, float]:
+    """The median ratio of seconds in the pairs of a start, by workload."""
+    ratios: dict[str, list[float]] = {name: [] for name in workloads}
     for turn in range(pairs + 1):  # the first warms up
         for name, values in ratios.items():
             # Who comes first changes, since a turn warms the machine up for the next.
@@ -95,6 +99,14 @@ def compare(before: Worker, after: Worker, pairs: int, ratios: dict[str, list[fl
             seconds = {id(worker): worker.seconds(name, turn) for worker in order}
             if turn > 0:
                 values.append(seconds[id(before)] / seconds[id(after)])
+    return {name: statistics.median(values) for name, values in ratios.items()}
+
+
+def shown(values: list[float]) -> str:
+    """The median of the starts' ratios, with its interval."""
+    interval = median_interval(values)
+    bounds = "" if interval is None else " [{:.3f}, {:.3f}]".format(*interval)
+    return f"{statistics.median(values):.3f}{bounds}"
 
 
 def main() -> None:
@@ -123,12 +135,12 @@ def main() -> None:
             before, after = (
                 Worker(folder, model, options.threads) for folder in (options.before, options.after)
             )
-            compare(before, after, options.pairs, ratios)
+            for name, ratio in compare(before, after, options.pairs, workloads).items():
+                ratios[name].append(ratio)
             before.close()
             after.close()
         for name, values in ratios.items():
-            median, low, high = median_interval(values)
-            print(f"{precision:6} {name:7} {median:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+            print(f"{precision:6} {name:7} {shown(values)}", flush=True)
 
 
 if __name__ == "__main__":

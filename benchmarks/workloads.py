@@ -22,8 +22,10 @@ _SEED = 1234
 # Ids before it may be special tokens.
 FIRST_ID = 3
 # Output tokens of the requests that are served before timing starts. Their prompts repeat one id,
-# which differs between size classes.
+# which differs between them.
 _WARM_UP = 8
+# Prompt tokens of those that only fill the batch: so few that all of them decode together.
+_FILLER = 8
 _TURN_STEP = 131  # between the ids of a turn and of the next
 _AZURE_REQUESTS = 64
 # The full trace would take a small machine minutes per engine.
@@ -82,16 +84,22 @@ class Workload:
     def warm_up(self) -> list[Request]:
         """A request of every size class: prompts within a power of two are one class. Its prompt is
         as long as the longest of the class, with ids that no request has, so that the prefix cache
-        holds nothing of the workload. Its output is a few tokens."""
+        holds nothing of the workload. Its output is a few tokens. Then short ones, until there are
+        as many as in the largest wave: engines have something to prepare for a batch, too."""
         longest: dict[int, Request] = {}
         for request in self.requests:
             size = len(request.ids).bit_length()
             if size not in longest or len(request.ids) > len(longest[size].ids):
                 longest[size] = request
-        return [
+        sizes = [
             Request([FIRST_ID + size] * len(request.ids), min(request.num_output, _WARM_UP))
             for size, request in sorted(longest.items())
         ]
+        length = min(_FILLER, *(len(request.ids) for request in self.requests))
+        num_output = min(_WARM_UP, self.max_length - length)
+        first_id = FIRST_ID + max(longest) + 1
+        fillers = range(self.max_batch - len(sizes))
+        return sizes + [Request([first_id + index] * length, num_output) for index in fillers]
 
 
 def log_normal(

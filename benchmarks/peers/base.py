@@ -7,6 +7,8 @@ file imports only the standard library.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -89,12 +91,21 @@ def run_command(
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        _wait_for_group(process.pid)
         if isinstance(error, subprocess.TimeoutExpired):
             raise TookTooLong(f"{name} took more than {timeout_s:g} s") from error
         raise
     if process.returncode != 0:
         raise ProgramEnded(name, process.returncode, errors.strip() or output)
     return output
+
+
+def _wait_for_group(group: int) -> None:
+    """Waits for what an ended program had started, where this process has adopted it
+    (process_tree.adopt_orphans): only then is its processor time known."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
 
 
 class Engine:
@@ -130,6 +141,11 @@ class Engine:
         self.build()
         stamp.write_text(wanted)
 
+    def versions(self) -> list[str]:
+        """What is installed in its environment, each with its version."""
+        infos = (self.home / "venv").glob("lib/python*/site-packages/*.dist-info")
+        return sorted(info.stem for info in infos)
+
     def build(self) -> None:
         """Steps to do after pip."""
 
@@ -141,13 +157,13 @@ class Engine:
         """The size of the file from which `model` was made, if memory is compared with it."""
         return None
 
-    def environment(self) -> dict[str, str]:
-        """Environment variables for its worker, in addition to the caller's."""
+    def environment(self, job: Mapping[str, Any]) -> dict[str, str]:
+        """Environment variables for its worker of this job, in addition to the caller's."""
         return {}
 
     def run_worker(self, job: str, timeout_s: float) -> str:
         """Runs this engine's module as a program: a job on stdin, a result on stdout."""
         module = self.module or type(self).__module__
-        environment = {**os.environ, **self.environment()}
+        environment = {**os.environ, **self.environment(json.loads(job))}
         command = [self.python, "-m", module]
         return run_command(command, timeout_s, job, env=environment, cwd=BENCHMARKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ class LlamaCpp(Engine):
         parallel = str(len(os.sched_getaffinity(0)))
         run_command([tools / "cmake", "--build", build, "--parallel", parallel, *targets], env=path)
 
+    def versions(self) -> list[str]:
+        return [*super().versions(), *(sources.name for sources in self.home.glob("*.tar.gz"))]
+
     def prepare(self, checkpoint: Path, precision: str, model: Path) -> None:
         model.mkdir(parents=True, exist_ok=True)
         whole = self.home / f"{checkpoint.parent.name}-bf16.gguf"
@@ -74,7 +78,7 @@ class LlamaCpp(Engine):
     def file(model: Path) -> Path:
         return model / "model.gguf"
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, job: Mapping[str, Any]) -> dict[str, str]:
         return {"LLAMA_SERVER": str(self._program("llama-server"))}
 
 

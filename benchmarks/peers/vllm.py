@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ class Vllm(Engine):
             (model / source.name).unlink(missing_ok=True)
             (model / source.name).symlink_to(source)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, job: Mapping[str, Any]) -> dict[str, str]:
         # Its documentation says to preload Intel's OpenMP and tcmalloc.
         preload = [str(path) for path in (self.home / "venv" / "lib").glob("libiomp5.so")]
         tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
         preload += [tcmalloc] if tcmalloc else []
-        cores = sorted(os.sched_getaffinity(0))
+        cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
         return {
             "LD_PRELOAD": ":".join(preload),
             "VLLM_CACHE_ROOT": str(self.home / "cache"),

@@ -91,7 +91,8 @@ def check(timeline: Timeline, request: Request) -> None:
 
 
 def measure(server: Server, job: dict[str, Any]) -> dict[str, Any]:
-    """Serves the job's waves, after uncounted warm-up requests of every size among them."""
+    """Serves the job's waves, after uncounted warm-up requests: of every size among them, and as
+    many at once."""
     server.serve(job["warm_up"])
     cpu_begin, begin = server.cpu_seconds(), time.perf_counter()
     timelines: list[Timeline] = []
