@@ -278,6 +278,15 @@ TEST_F(EngineTest, StopEndsWhatRuns) {
   }
 }
 
+// Drains a model on a thread of its own. The drain has begun once a request is denied.
+std::thread Drain(Engine& engine, const std::string& model) {
+  std::thread drainer([&engine, model] { EXPECT_OK(engine.StopModel(model, StopMode::kDrain)); });
+  Status denied;
+  while (denied.ok()) denied = engine.StartRequest(model, Ids{1}, Greedy(1)).status();
+  EXPECT_EQ(denied.as_status(), AsStatus::kRequestDenied) << denied.ToString();
+  return drainer;
+}
+
 TEST_F(EngineTest, DrainFinishesWhatRunsAndDeniesTheRest) {
   InstallAndStart(SmallConfig());
   GateSteps();
@@ -285,13 +294,9 @@ TEST_F(EngineTest, DrainFinishesWhatRunsAndDeniesTheRest) {
   std::vector<StartedRequest> requests;
   for (int i = 0; i < 20; ++i) requests.push_back(Start({1, 2, 3}, Greedy(10)));
   gate_.WaitArrived();
-  std::thread stopper([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
-  // The drain has begun once a request is denied.
-  Status denied;
-  while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
-  EXPECT_EQ(denied.as_status(), AsStatus::kRequestDenied) << denied.ToString();
+  std::thread drainer = Drain(*engine_, "m");
   gate_.Open();
-  stopper.join();
+  drainer.join();
   for (const StartedRequest& request : requests) {
     EXPECT_EQ(request.queue->finish_reason(), FinishReason::kLength);
     EXPECT_EQ(ReadAll(*request.queue).size(), 10u);
@@ -332,9 +337,7 @@ TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
   InstallAndStart(SmallConfig());
   hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
-  std::thread drainer([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
-  Status denied;
-  while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+  std::thread drainer = Drain(*engine_, "m");
   EXPECT_OK(engine_->StopModel("m"));
   drainer.join();
   EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
@@ -371,9 +374,7 @@ TEST_F(EngineTest, ASecondDrainHasItsOwnLimit) {
     // 250 steps of 5 ms each: the first drain alone would take more than a second.
     hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
     const StartedRequest request = Start({1, 2, 3}, Greedy(250));
-    std::thread drainer([this] { EXPECT_OK(engine_->StopModel("m", StopMode::kDrain)); });
-    Status denied;
-    while (denied.ok()) denied = engine_->StartRequest("m", Ids{1}, Greedy(1)).status();
+    std::thread drainer = Drain(*engine_, "m");
     const auto give_up = [&] { return !by_time; };
     EXPECT_OK(engine_->StopModel("m", StopMode::kDrain, by_time ? 20 : -1, give_up));
     EXPECT_EQ(*engine_->GetModelState("m"), ModelState::kStop);
@@ -415,9 +416,7 @@ TEST_F(EngineTest, NothingWaitsForADrain) {
   gate_.Close();
   const StartedRequest request = Start({1, 2, 3}, Greedy(5), "a");
   gate_.WaitArrived();
-  std::thread drainer([this] { EXPECT_OK(engine_->StopModel("a", StopMode::kDrain)); });
-  Status denied;
-  while (denied.ok()) denied = engine_->StartRequest("a", Ids{1}, Greedy(1)).status();
+  std::thread drainer = Drain(*engine_, "a");
   // The drain begins to wait a moment after it denies requests; until then these calls wait.
   EXPECT_EQ(engine_->ReleaseModel("a").code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine_->StartModel("a").code(), StatusCode::kFailedPrecondition);

@@ -265,6 +265,15 @@ TEST(QuantizeRow, RefusesWhatIsNotFiniteOrTooLargeAtEveryPosition) {
   for (const QuantFormat& format : Formats(64)) ExpectAsThePlainQuantizer(row, format);
 }
 
+void ExpectSame(const Row& a, const Row& b, const std::string& what) {
+  EXPECT_EQ(a.values, b.values) << what;
+  EXPECT_EQ(a.zeros, b.zeros) << what;
+  ASSERT_EQ(a.scales.size(), b.scales.size()) << what;
+  for (size_t g = 0; g < a.scales.size(); ++g) {
+    EXPECT_EQ(a.scales[g].bits, b.scales[g].bits) << what;
+  }
+}
+
 TEST(QuantizeRow, DoesNotDependOnTheFloatMode) {
   // The errors of the two grids of the first group differ by a subnormal number alone.
   std::vector<float> row(256, 0.0f);
@@ -284,12 +293,8 @@ TEST(QuantizeRow, DoesNotDependOnTheFloatMode) {
     ok &= Quantize(row, format, upward);
     std::fesetround(before);
     ASSERT_TRUE(ok);
-    EXPECT_TRUE(normal.values == flushed.values && normal.values == upward.values);
-    EXPECT_TRUE(normal.zeros == flushed.zeros && normal.zeros == upward.zeros);
-    for (size_t g = 0; g < normal.scales.size(); ++g) {
-      EXPECT_EQ(normal.scales[g].bits, flushed.scales[g].bits);
-      EXPECT_EQ(normal.scales[g].bits, upward.scales[g].bits);
-    }
+    ExpectSame(normal, flushed, "flushed");
+    ExpectSame(normal, upward, "upward");
   }
 }
 
@@ -309,11 +314,7 @@ TEST(QuantizeRow, DoesNotDependOnHowSubnormalsAreTreated) {
         ok = Quantize(row, format, flushed);
       }
       ASSERT_TRUE(ok);
-      EXPECT_EQ(normal.values, flushed.values) << name;
-      EXPECT_EQ(normal.zeros, flushed.zeros) << name;
-      for (size_t g = 0; g < normal.scales.size(); ++g) {
-        EXPECT_EQ(normal.scales[g].bits, flushed.scales[g].bits) << name;
-      }
+      ExpectSame(normal, flushed, name);
     }
   }
 }
