@@ -1,5 +1,4 @@
-# as_add_layer(NAME DEPENDENCY...): the sources in csrc/NAME and its folders become the static library as_NAME. A folder
-# without sources becomes an interface library, so that the layers above link it in the same way.
+# as_add_layer(NAME DEPENDENCY...): the sources in csrc/NAME and its folders become the static library as_NAME.
 
 set(ALLSPARK_LAYERS "")   # in order, lowest first
 
@@ -8,15 +7,10 @@ set(ALLSPARK_CONVERSION_LAYERS weights kv_cache scheduler)
 
 function(as_add_library name sources dependencies)
   list(TRANSFORM dependencies PREPEND "as_")
-  if(sources)
-    add_library(as_${name} STATIC ${sources})
-    target_link_libraries(as_${name} PUBLIC as_flags Threads::Threads ${dependencies})
-    if(name IN_LIST ALLSPARK_CONVERSION_LAYERS)
-      target_compile_options(as_${name} PRIVATE -Wconversion)
-    endif()
-  else()
-    add_library(as_${name} INTERFACE)
-    target_link_libraries(as_${name} INTERFACE as_flags Threads::Threads ${dependencies})
+  add_library(as_${name} STATIC ${sources})
+  target_link_libraries(as_${name} PUBLIC as_flags Threads::Threads ${dependencies})
+  if(name IN_LIST ALLSPARK_CONVERSION_LAYERS)
+    target_compile_options(as_${name} PRIVATE -Wconversion)
   endif()
   list(APPEND ALLSPARK_LAYERS "${name}")
   set(ALLSPARK_LAYERS "${ALLSPARK_LAYERS}" PARENT_SCOPE)

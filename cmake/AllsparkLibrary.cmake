@@ -4,10 +4,7 @@
 
 set(as_objects "")
 foreach(as_layer IN LISTS ALLSPARK_LAYERS ITEMS proto)
-  get_target_property(as_type as_${as_layer} TYPE)
-  if(as_type STREQUAL "STATIC_LIBRARY")
-    list(APPEND as_objects "$<TARGET_OBJECTS:as_${as_layer}>")
-  endif()
+  list(APPEND as_objects "$<TARGET_OBJECTS:as_${as_layer}>")
 endforeach()
 
 set(as_version_script "${CMAKE_CURRENT_SOURCE_DIR}/cmake/allspark.map")

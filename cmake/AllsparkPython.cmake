@@ -3,10 +3,6 @@
 # libstdc++. setup.py installs the component "python" into the package.
 
 file(GLOB as_python_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/python/*.cc")
-if(NOT as_python_sources)
-  message(WARNING "ALLSPARK_PYTHON is on, but csrc/python has no sources: no extension is built")
-  return()
-endif()
 
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 if(NOT pybind11_DIR OR NOT EXISTS "${pybind11_DIR}")

@@ -7,24 +7,19 @@ include(GoogleTest)
 
 set(as_tests_root "${CMAKE_CURRENT_SOURCE_DIR}/tests")
 file(GLOB as_support_sources CONFIGURE_DEPENDS "${as_tests_root}/support/*.cc")
-if(as_support_sources)
-  add_library(as_test_support STATIC ${as_support_sources})
-  # The emulated tables redefine what intrinsics mean, each in its own way.
-  set_target_properties(as_test_support PROPERTIES UNITY_BUILD OFF)
-  # Headers only: each test decides which layers it links.
-  target_link_libraries(as_test_support PUBLIC as_flags GTest::gtest)
-  target_include_directories(as_test_support PRIVATE "${as_tests_root}")
-  target_include_directories(as_test_support SYSTEM PRIVATE "${as_generated}")
-  add_dependencies(as_test_support as_proto)
-  # GCC warns of 64-byte vectors passed by value, which emulated AVX-512 does within one file.
-  target_compile_options(as_test_support PRIVATE -Wno-psabi)
-  # More optimisation takes minutes for the emulated kernels, which their tests do not win back.
-  target_compile_options(as_test_support PRIVATE $<$<CONFIG:Release>:-O1>
-    $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>)
-else()
-  add_library(as_test_support INTERFACE)
-  target_link_libraries(as_test_support INTERFACE as_flags GTest::gtest)
-endif()
+add_library(as_test_support STATIC ${as_support_sources})
+# The emulated tables redefine what intrinsics mean, each in its own way.
+set_target_properties(as_test_support PROPERTIES UNITY_BUILD OFF)
+# Headers only: each test decides which layers it links.
+target_link_libraries(as_test_support PUBLIC as_flags GTest::gtest)
+target_include_directories(as_test_support PRIVATE "${as_tests_root}")
+target_include_directories(as_test_support SYSTEM PRIVATE "${as_generated}")
+add_dependencies(as_test_support as_proto)
+# GCC warns of 64-byte vectors passed by value, which emulated AVX-512 does within one file.
+target_compile_options(as_test_support PRIVATE -Wno-psabi)
+# More optimisation takes minutes for the emulated kernels, which their tests do not win back.
+target_compile_options(as_test_support PRIVATE $<$<CONFIG:Release>:-O1>
+  $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-finline-small-functions>)
 
 set(as_test_properties TIMEOUT 600)
 set(as_test_filter "")

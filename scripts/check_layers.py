@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # The layers that each layer is built on. A layer may include itself, these, and what these are
@@ -79,20 +79,12 @@ ONLY_IN = {"lm_eval": "allspark_py/eval/lm_eval"}
 SDK_FACADES = {"__init__.py", "__init__.pyi"}
 
 
-def built_on(layer: str) -> set[str]:
-    """The layer itself, and everything below it."""
-    below = {layer}
-    for name in LAYERS[layer]:
-        below |= set(LAYERS) if name == "*" else built_on(name)
-    return below
-
-
-def imported_by(package: str) -> set[str]:
-    """The upper package itself, and everything below it."""
-    below = {package}
-    for name in UPPER_PACKAGES[package]:
-        below |= imported_by(name)
-    return below
+def below(name: str, table: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """What a layer or an upper package is built on by its table, and the name itself."""
+    found = {name}
+    for each in table[name]:
+        found |= set(table) if each == "*" else below(each, table)
+    return found
 
 
 def check_include(path: str, quote: str, header: str) -> str | None:
@@ -114,7 +106,7 @@ def check_include(path: str, quote: str, header: str) -> str | None:
         return f'public headers include the standard library only, not "{header}"'
     if ".." in header.split("/") or "/" not in header or target not in LAYERS:
         return f'"{header}" is not a path relative to csrc'
-    if target in built_on(folder) or header in EXTRA_HEADERS.get(folder, ()):
+    if target in below(folder, LAYERS) or header in EXTRA_HEADERS.get(folder, ()):
         return None
     return f'{folder} must not include {target}: "{header}"'
 
@@ -260,7 +252,7 @@ def check_upper_import(path: str, target: str) -> str | None:
     package = "model_loader" if folder == "model_loaders" else parts[0]
     if package not in UPPER_PACKAGES:
         return f"{package} is no package of the table in scripts/check_layers.py"
-    if target in imported_by(package):
+    if target in below(package, UPPER_PACKAGES):
         return None
     return f"{package} must not import allspark.{target}, which it is not built on"
 

@@ -2,6 +2,7 @@
 // of day. Any thread may call.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -18,6 +19,16 @@ inline int64_t SteadyNowNs() {
       .count();
 }
 inline int64_t SteadyNowUs() { return SteadyNowNs() / 1000; }
-inline int64_t SteadyNowMs() { return SteadyNowNs() / 1000000; }
+
+// A time of SteadyNowUs as condition variables take it; at most a century after the clock's begin.
+inline std::chrono::steady_clock::time_point SteadyTime(int64_t us) {
+  return std::chrono::steady_clock::time_point(
+      std::chrono::microseconds(std::min(us, kLongestWaitMs * 1000)));
+}
+// When a wait of timeout_ms that begins now is over; negative: in a century.
+inline int64_t DeadlineUs(int64_t timeout_ms) {
+  const int64_t wait_ms = timeout_ms < 0 ? kLongestWaitMs : std::min(timeout_ms, kLongestWaitMs);
+  return SteadyNowUs() + wait_ms * 1000;
+}
 
 }  // namespace allspark

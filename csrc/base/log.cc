@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "base/json.h"
 #include "base/source_path.h"
@@ -194,7 +194,7 @@ void ConfigureLog(const LogConfig& config) {
     const std::string path = config.dir + "/allspark." + std::to_string(getpid()) + ".log";
     fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) {
-      problem = "cannot open " + path + ": " + strerror(errno);
+      problem = "cannot open " + path + ": " + std::generic_category().message(errno);
       fd = STDERR_FILENO;
     }
   }

@@ -14,6 +14,7 @@
 #include "ops/cpu/cpu_device.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {

@@ -26,6 +26,7 @@
 #include "ops/op_profile.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {

@@ -1,13 +1,11 @@
 #include "engine/admission.h"
 
 #include <algorithm>
-#include <chrono>
-#include <limits>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
-#include "platform/thread_pool.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 namespace {
@@ -15,17 +13,6 @@ namespace {
 // By default, output tensors may take 1 / kTensorShare of the memory. Weights and KV cache come
 // first, and tensors that finished requests handed out are not counted.
 constexpr int64_t kTensorShare = 8;
-
-void WaitUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
-               int64_t until_us) {
-  // This time would overflow in the clock's own unit.
-  if (until_us == std::numeric_limits<int64_t>::max()) {
-    changed.wait(lock);
-  } else {
-    changed.wait_until(lock,
-                       std::chrono::steady_clock::time_point{std::chrono::microseconds(until_us)});
-  }
-}
 
 // Calls a function at the end of a scope, also on an exception.
 template <typename Function>
@@ -46,7 +33,7 @@ Admission::Admission(const RuntimeConfig& config)
     : max_batch_(config.engine_max_batch),
       max_waiting_(config.max_waiting_requests),
       max_tensor_bytes_(config.max_output_tensor_bytes > 0 ? config.max_output_tensor_bytes
-                                                           : TotalMemoryBytes() / kTensorShare),
+                                                           : TotalMemory().bytes / kTensorShare),
       bounds_by_default_(config.max_output_tensor_bytes == 0),
       blocks_(config.queue_full_policy == QueueFullPolicy::kBlock) {}
 
@@ -111,8 +98,9 @@ Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller
         return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
                       "timeout_ms was over while the request waited for room: " + describe());
       }
-      WaitUntil(caller.turn, lock,
-                cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us);
+      const int64_t until_us =
+          cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us;
+      caller.turn.wait_until(lock, SteadyTime(until_us));
     }
     if (!cancelled) continue;
     lock.unlock();

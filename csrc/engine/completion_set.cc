@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 
 #include "base/check.h"
 #include "engine/result_queue_impl.h"
@@ -16,7 +16,7 @@ std::shared_ptr<CompletionSet> CompletionSet::Create() {
 }
 
 CompletionSetImpl::CompletionSetImpl() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  AS_CHECK(fd_ >= 0) << "eventfd failed: " << std::strerror(errno);
+  AS_CHECK(fd_ >= 0) << "eventfd failed: " << std::generic_category().message(errno);
 }
 
 CompletionSetImpl::~CompletionSetImpl() { close(fd_); }

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "platform/affinity.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 

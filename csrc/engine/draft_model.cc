@@ -32,12 +32,9 @@ Result<std::unique_ptr<DraftModel>> DraftModel::Create(const ModelReader& weight
                                                        Device& device, DraftScratch scratch) {
   std::unique_ptr<DraftModel> model(new DraftModel(options, scratch));
   const DecoderOptions decoder_options = DecoderOptionsOf(options);
-  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(weights, decoder_options, device);
-  if (!decoder.ok()) return decoder.status();
-  model->decoder_ = std::move(*decoder);
-  Result<KvMemory> kv = KvMemory::Create(device, model->decoder_->kv_shape(), options.num_blocks);
-  if (!kv.ok()) return kv.status();
-  model->kv_ = std::move(*kv);
+  AS_ASSIGN_OR_RETURN(model->decoder_, Decoder::Create(weights, decoder_options, device));
+  AS_ASSIGN_OR_RETURN(model->kv_,
+                      KvMemory::Create(device, model->decoder_->kv_shape(), options.num_blocks));
   const auto max_requests = static_cast<size_t>(options.decoder.max_logits_rows);
   model->requests_.reserve(max_requests);
   model->tokens_.reserve(static_cast<size_t>(decoder_options.max_tokens));
@@ -53,13 +50,13 @@ void DraftModel::Offer(Request& request) {
   DraftModelState& state = request.draft_model;
   if (state.is_new) {
     state.is_new = false;
-    state.chance = chance_;
-    chance_.Fade(kFadingByRequest);
+    state.acceptance_rate = acceptance_rate_;
+    acceptance_rate_.Fade(kFadingByRequest);
   }
-  state.chance.Fade(kFadingByStep);
+  state.acceptance_rate.Fade(kFadingByStep);
   request.Offer({.drafter = this,
                  .num_drafts = options_.num_tokens,
-                 .chance = state.chance.value(),
+                 .acceptance_rate = state.acceptance_rate.value(),
                  .cost = options_.cost});
 }
 
@@ -158,8 +155,8 @@ void DraftModel::Verified(Request& request, int64_t accepted) {
   DraftModelState& state = request.draft_model;
   const auto drafted = static_cast<int64_t>(request.drafts.size());
   for (int64_t i = 0; i < std::min(accepted + 1, drafted); ++i) {
-    state.chance.Seen(i < accepted);
-    chance_.Seen(i < accepted);
+    state.acceptance_rate.Seen(i < accepted);
+    acceptance_rate_.Seen(i < accepted);
   }
   // At most all tokens but the newest count as computed; rejected drafts do not.
   state.num_computed = std::min(state.num_computed, request.num_tokens - 1);

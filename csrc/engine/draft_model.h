@@ -62,7 +62,8 @@ class DraftModel : public Drafter {
   void Forward();
 
   DraftModelOptions options_;
-  AcceptanceRate chance_{DraftModelState::kWeight};  // of all requests; new ones start with it
+  // Of all requests; new ones start with it.
+  AcceptanceRate acceptance_rate_{DraftModelState::kWeight};
   DraftScratch scratch_;
   std::unique_ptr<Decoder> decoder_;
   KvMemory kv_;

@@ -8,7 +8,7 @@ void PromptLookupDrafter::Offer(Request& request) {
   if (!request.lookup.has_draft()) return;
   request.Offer({.drafter = this,
                  .num_drafts = request.spec.most_looked_up,
-                 .chance = request.lookup.chance()});
+                 .acceptance_rate = request.lookup.acceptance_rate()});
 }
 
 void PromptLookupDrafter::Draft(std::span<Request* const> requests) {

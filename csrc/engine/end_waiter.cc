@@ -7,10 +7,9 @@
 #include "base/int_math.h"
 
 namespace allspark {
+
 EndWaiter::EndWaiter(int64_t timeout_ms, const std::function<bool()>& cancelled)
-    : timeout_ms_(timeout_ms),
-      deadline_us_(SteadyNowUs() + std::clamp<int64_t>(timeout_ms, 0, kLongestWaitMs) * 1000),
-      cancelled_(cancelled) {}
+    : timeout_ms_(timeout_ms), deadline_us_(DeadlineUs(timeout_ms)), cancelled_(cancelled) {}
 
 Status EndWaiter::Await(ResultQueueImpl& queue) const {
   const auto unfinished = [&] {
@@ -20,7 +19,7 @@ Status EndWaiter::Await(ResultQueueImpl& queue) const {
     if (cancelled_ && cancelled_()) {
       return Status::Cancelled(unfinished() + "; the caller gave up");
     }
-    if (timeout_ms_ >= 0 && SteadyNowUs() >= deadline_us_) {
+    if (SteadyNowUs() >= deadline_us_) {
       return Status::DeadlineExceeded(unfinished() + " within " + std::to_string(timeout_ms_) +
                                       " ms");
     }
@@ -29,9 +28,8 @@ Status EndWaiter::Await(ResultQueueImpl& queue) const {
 }
 
 int64_t EndWaiter::NextWaitMs() const {
-  const int64_t slice_ms = cancelled_ ? kCancelSliceMs : kLongestWaitMs;
-  if (timeout_ms_ < 0) return slice_ms;
-  return std::min(CeilDiv(std::max<int64_t>(deadline_us_ - SteadyNowUs(), 0), 1000), slice_ms);
+  const int64_t left_ms = CeilDiv(std::max<int64_t>(deadline_us_ - SteadyNowUs(), 0), 1000);
+  return cancelled_ ? std::min(left_ms, kCancelSliceMs) : left_ms;
 }
 
 }  // namespace allspark

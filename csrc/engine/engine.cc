@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <string>
 #include <system_error>
 #include <type_traits>
 
-#include "base/log.h"
+#include "base/mutex.h"
 #include "engine/compute_unit.h"
 #include "engine/metrics.h"
 #include "engine/model_instance.h"
 #include "engine/testing.h"
-#include "engine/version.h"
 #include "memory/bfc_allocator.h"
 #include "platform/float_mode.h"
 #include "platform/home_process.h"
@@ -29,7 +26,7 @@ namespace allspark {
 class Engine::Impl {
  public:
   Result<std::shared_ptr<ModelInstance>> Find(const std::string& name) const {
-    std::shared_lock lock(models_mutex_);
+    MutexLock lock(models_mutex_);
     const auto it = std::find_if(models_.begin(), models_.end(),
                                  [&](const auto& model) { return model.first == name; });
     if (it == models_.end()) {
@@ -57,9 +54,8 @@ class Engine::Impl {
   template <typename Call>
   std::invoke_result_t<Call, ModelInstance&> On(const std::string& name, Call call) const {
     return Guard([&]() -> std::invoke_result_t<Call, ModelInstance&> {
-      Result<std::shared_ptr<ModelInstance>> instance = Find(name);
-      if (!instance.ok()) return instance.status();
-      return call(**instance);
+      AS_ASSIGN_OR_RETURN(const std::shared_ptr<ModelInstance> instance, Find(name));
+      return call(*instance);
     });
   }
 
@@ -82,21 +78,18 @@ class Engine::Impl {
 
   // The device with its memory region. The region is made when it is first needed: after the first
   // model's weights are mapped, so that it leaves address space for them.
-  Result<std::shared_ptr<Device>> MakeDevice(Compute compute) {
+  Result<std::shared_ptr<Device>> MakeDevice(Compute compute) AS_REQUIRES(lifecycle_) {
     if (allocator_ == nullptr) {
-      Result<BfcOptions> options = BfcOptions::FromEnv();
-      if (!options.ok()) return options.status();
+      AS_ASSIGN_OR_RETURN(const BfcOptions options, BfcOptions::FromEnv());
       const MemoryBound total = TotalMemory();
-      Result<std::unique_ptr<Allocator>> allocator =
-          CreateCpuBfcAllocator(*options, total.bytes, total.source);
-      if (!allocator.ok()) return allocator.status();
-      allocator_ = std::move(*allocator);
-      cpu_cache_ratio_ = options->cpu_cache_ratio;
+      AS_ASSIGN_OR_RETURN(allocator_, CreateCpuBfcAllocator(options, total.bytes, total.source));
+      cpu_cache_ratio_ = options.cpu_cache_ratio;
     }
-    Result<const kernels::KernelTable*> table = test_table_;
-    if (test_table_ == nullptr) table = ChooseKernels();
-    if (!table.ok()) return table.status();
-    CpuDevice::Parts parts{allocator_, std::move(compute.pool), *table, cpu_cache_ratio_,
+    const kernels::KernelTable* table = test_table_;
+    if (table == nullptr) {
+      AS_ASSIGN_OR_RETURN(table, ChooseKernels());
+    }
+    CpuDevice::Parts parts{allocator_, std::move(compute.pool), table, cpu_cache_ratio_,
                            std::move(compute.numa)};
     if (make_device_ != nullptr) return make_device_(std::move(parts));
     return std::shared_ptr<Device>(std::make_shared<CpuDevice>(std::move(parts)));
@@ -104,10 +97,9 @@ class Engine::Impl {
 
   // The compute pool with the config's number of threads, on the nodes that it names; made when
   // first needed.
-  Result<Compute> MakeCompute(const RuntimeConfig& config) {
-    Result<std::shared_ptr<const NumaPlacement>> numa = PlacementFor(config, numa_directory_);
-    if (!numa.ok()) return numa.status();
-    const NumaPlacement* const placement = numa->get();
+  Result<Compute> MakeCompute(const RuntimeConfig& config) AS_REQUIRES(lifecycle_) {
+    AS_ASSIGN_OR_RETURN(std::shared_ptr<const NumaPlacement> placement,
+                        PlacementFor(config, numa_directory_));
     int num_threads = config.num_threads > 0 ? static_cast<int>(config.num_threads) : CpuCount();
     std::vector<int> cores;
     if (placement != nullptr) {
@@ -116,59 +108,62 @@ class Engine::Impl {
     }
     std::weak_ptr<ThreadPool>& known = pools_[{num_threads, cores}];
     std::shared_ptr<ThreadPool> pool = known.lock();
-    if (pool != nullptr) return Compute{std::move(pool), std::move(*numa)};
+    if (pool != nullptr) return Compute{std::move(pool), std::move(placement)};
     try {
       pool = placement == nullptr ? std::make_shared<ThreadPool>(num_threads)
                                   : std::make_shared<ThreadPool>(cores, placement->caller_cores());
     } catch (const std::system_error& error) {
-      return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
-                                       ", but the system gives no more threads: " + error.what());
+      return NoMoreThreads(num_threads, error);
     }
     known = pool;
-    return Compute{std::move(pool), std::move(*numa)};
+    return Compute{std::move(pool), std::move(placement)};
   }
 
-  std::shared_ptr<const ModelImage> FindImage(const std::string& name) {
+  std::shared_ptr<const ModelImage> FindImage(const std::string& name) AS_REQUIRES(lifecycle_) {
     const auto it = images_.find(name);
     return it == images_.end() ? nullptr : it->second.lock();
   }
 
   // Lets go of an image, under all names that it is registered by.
-  void DropRegistered(const std::string& name) {
+  void DropRegistered(const std::string& name) AS_REQUIRES(lifecycle_) {
     const std::shared_ptr<const ModelImage> image = FindImage(name);
     std::erase_if(registered_, [&](const auto& entry) { return entry.second == image; });
   }
 
-  Result<std::unique_ptr<ModelReader>> OpenModel(RuntimeConfig& config, ThreadPool* pool);
+  Result<std::unique_ptr<ModelReader>> OpenModel(RuntimeConfig& config, ThreadPool* pool)
+      AS_REQUIRES(lifecycle_);
   // Null where the config names none.
-  Result<std::unique_ptr<ModelReader>> OpenDraftModel(const RuntimeConfig& config,
-                                                      ThreadPool* pool);
+  Result<std::unique_ptr<ModelReader>> OpenDraftModel(const RuntimeConfig& config, ThreadPool* pool)
+      AS_REQUIRES(lifecycle_);
   Status Install(RuntimeConfig config);
   Status Release(const std::string& name);
 
   const HomeProcess home_;
 
-  std::mutex lifecycle_;
-  // Guarded by lifecycle_.
-  std::shared_ptr<Allocator> allocator_;
-  DeviceMaker make_device_ = TestingAccess::DefaultDeviceMaker();  // a test's; null: the CPU
-  const kernels::KernelTable* test_table_ = nullptr;  // a test's, in place of the processor's
-  double cpu_cache_ratio_ = 0;
-  std::string numa_directory_ = kNumaDirectory;  // a test's, in place of the machine's
+  Mutex lifecycle_;
+  std::shared_ptr<Allocator> allocator_ AS_GUARDED_BY(lifecycle_);
+  double cpu_cache_ratio_ AS_GUARDED_BY(lifecycle_) = 0;
   // By the number of threads, and their cores on chosen nodes.
-  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadPool>> pools_;
-  std::map<std::string, std::weak_ptr<const ModelImage>> images_;
-  std::map<std::string, std::shared_ptr<const ModelImage>> registered_;  // not installed yet
+  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadPool>> pools_
+      AS_GUARDED_BY(lifecycle_);
+  std::map<std::string, std::weak_ptr<const ModelImage>> images_ AS_GUARDED_BY(lifecycle_);
+  // Not installed yet.
+  std::map<std::string, std::shared_ptr<const ModelImage>> registered_ AS_GUARDED_BY(lifecycle_);
+  // Tests': what makes devices (null: they are CPUs), kernels in place of the processor's, and a
+  // directory in place of the machine's.
+  DeviceMaker make_device_ AS_GUARDED_BY(lifecycle_) = TestingAccess::DefaultDeviceMaker();
+  const kernels::KernelTable* test_table_ AS_GUARDED_BY(lifecycle_) = nullptr;
+  std::string numa_directory_ AS_GUARDED_BY(lifecycle_) = kNumaDirectory;
 
-  mutable std::shared_mutex models_mutex_;
-  // Guarded by models_mutex_; in the order of installation.
-  std::vector<std::pair<std::string, std::shared_ptr<ModelInstance>>> models_;
+  mutable Mutex models_mutex_;
+  // In the order of installation.
+  std::vector<std::pair<std::string, std::shared_ptr<ModelInstance>>> models_
+      AS_GUARDED_BY(models_mutex_);
 
   // Made beforehand: a copy takes no memory.
   const Status no_memory_ =
       Status::ResourceExhausted("the heap has no memory for this call, which changed nothing");
   const std::shared_ptr<CompletionSetImpl> completions_ = std::make_shared<CompletionSetImpl>();
-  const std::shared_ptr<CompletionSet> completions_base_ = completions_;
 };
 
 namespace {
@@ -232,25 +227,21 @@ Status Engine::Impl::Install(RuntimeConfig config) {
     return Status::InvalidArgument("model_name is empty; an installed model needs a name");
   }
   ResolveComputeUnit(config);
-  std::lock_guard lifecycle(lifecycle_);
+  MutexLock lifecycle(lifecycle_);
   if (Find(config.model_name).ok()) {
     return Status::FailedPrecondition("a model '" + config.model_name +
                                       "' is installed already; names are unique in an engine");
   }
-  Result<Compute> compute = MakeCompute(config);
-  if (!compute.ok()) return compute.status();
-  Result<std::unique_ptr<ModelReader>> reader = OpenModel(config, compute->pool.get());
-  if (!reader.ok()) return reader.status();
-  Result<std::unique_ptr<ModelReader>> draft = OpenDraftModel(config, compute->pool.get());
-  if (!draft.ok()) return draft.status();
-  Result<std::shared_ptr<Device>> device = MakeDevice(std::move(*compute));
-  if (!device.ok()) return device.status();
-  Result<std::unique_ptr<ModelInstance>> instance = ModelInstance::Create(
-      config, std::move(*reader), std::move(*draft), std::move(*device), completions_);
-  if (!instance.ok()) return instance.status();
+  AS_ASSIGN_OR_RETURN(Compute compute, MakeCompute(config));
+  AS_ASSIGN_OR_RETURN(auto reader, OpenModel(config, compute.pool.get()));
+  AS_ASSIGN_OR_RETURN(auto draft, OpenDraftModel(config, compute.pool.get()));
+  AS_ASSIGN_OR_RETURN(auto device, MakeDevice(std::move(compute)));
+  AS_ASSIGN_OR_RETURN(auto instance,
+                      ModelInstance::Create(config, std::move(reader), std::move(draft),
+                                            std::move(device), completions_));
   {
-    std::unique_lock lock(models_mutex_);
-    models_.emplace_back(config.model_name, std::move(*instance));
+    MutexLock lock(models_mutex_);
+    models_.emplace_back(config.model_name, std::move(instance));
   }
   // The instance holds the images now.
   if (config.model_path.empty()) DropRegistered(config.model_name);
@@ -259,14 +250,13 @@ Status Engine::Impl::Install(RuntimeConfig config) {
 }
 
 Status Engine::Impl::Release(const std::string& name) {
-  Result<std::shared_ptr<ModelInstance>> instance = Find(name);
-  if (!instance.ok()) return instance.status();
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<ModelInstance> instance, Find(name));
   // Before the locks: it may wait for another call on the model.
-  AS_RETURN_IF_ERROR((*instance)->Release());
+  AS_RETURN_IF_ERROR(instance->Release());
   // The instance dies after the locks.
-  std::lock_guard lifecycle(lifecycle_);
-  std::unique_lock lock(models_mutex_);
-  std::erase_if(models_, [&](const auto& model) { return model.second == *instance; });
+  MutexLock lifecycle(lifecycle_);
+  MutexLock lock(models_mutex_);
+  std::erase_if(models_, [&](const auto& model) { return model.second == instance; });
   return Status::Ok();
 }
 
@@ -285,7 +275,7 @@ Status Engine::RegisterImage(const std::string& model_name,
   return impl_->Guard([&]() -> Status {
     if (model_name.empty()) return Status::InvalidArgument("model_name is empty");
     if (image == nullptr) return Status::InvalidArgument("image is null");
-    std::lock_guard lifecycle(impl_->lifecycle_);
+    MutexLock lifecycle(impl_->lifecycle_);
     // Both entries first: from there on nothing fails.
     auto& named = impl_->images_[model_name];
     auto& registered = impl_->registered_[model_name];
@@ -335,7 +325,7 @@ Result<std::string> Engine::GetModelSpec(const std::string& model_name) const {
 
 std::vector<std::string> Engine::ListModels() const {
   if (!impl_->home_.IsHere()) return {};
-  std::shared_lock lock(impl_->models_mutex_);
+  MutexLock lock(impl_->models_mutex_);
   std::vector<std::string> names;
   for (const auto& [name, model] : impl_->models_) names.push_back(name);
   return names;
@@ -368,8 +358,13 @@ Status Engine::ReleaseRequest(const std::string& model_name, RequestHandle handl
 
 Status Engine::SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms,
                            const std::function<bool()>& cancelled) {
+  return SyncRequests(model_name, {&handle, 1}, timeout_ms, cancelled);
+}
+
+Status Engine::SyncRequests(const std::string& model_name, std::span<const RequestHandle> handles,
+                            int64_t timeout_ms, const std::function<bool()>& cancelled) {
   return impl_->On(model_name, [&](ModelInstance& instance) {
-    return instance.SyncRequest(handle, timeout_ms, cancelled);
+    return instance.SyncRequests(handles, timeout_ms, cancelled);
   });
 }
 
@@ -451,49 +446,44 @@ std::vector<Metric> Engine::GetMetrics() const {
   return metrics;
 }
 
-const std::shared_ptr<CompletionSet>& Engine::completions() const {
-  return impl_->completions_base_;
-}
+std::shared_ptr<CompletionSet> Engine::completions() const { return impl_->completions_; }
 
-std::string Engine::Version() { return std::string(kVersion) + "/(GitSha1:" + kGitSha1 + ")"; }
-
-Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
-                                  void* context) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
-  Result<std::shared_ptr<ModelInstance>> instance = engine.impl_->Find(model_name);
-  if (!instance.ok()) return instance.status();
-  if ((*instance)->state() == ModelState::kRunning) {
+Status TestingAccess::SetStepHook(Engine& engine, const std::string& model_name, StepHook hook) {
+  MutexLock lifecycle(engine.impl_->lifecycle_);
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<ModelInstance> instance,
+                      engine.impl_->Find(model_name));
+  if (instance->state() == ModelState::kRunning) {
     return Status::FailedPrecondition("the step hook is set before start_model");
   }
-  (*instance)->set_step_hook(hook, context);
+  instance->set_step_hook(std::move(hook));
   return Status::Ok();
 }
 
 void TestingAccess::SetDeviceMaker(Engine& engine, DeviceMaker maker) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  MutexLock lifecycle(engine.impl_->lifecycle_);
   engine.impl_->make_device_ = std::move(maker);
 }
 
 void TestingAccess::SetAllocator(Engine& engine, std::shared_ptr<Allocator> allocator) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  MutexLock lifecycle(engine.impl_->lifecycle_);
   engine.impl_->allocator_ = std::move(allocator);
   const Result<BfcOptions> options = BfcOptions::FromEnv();
   if (options.ok()) engine.impl_->cpu_cache_ratio_ = options->cpu_cache_ratio;
 }
 
 void TestingAccess::SetKernelTable(Engine& engine, const kernels::KernelTable* table) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  MutexLock lifecycle(engine.impl_->lifecycle_);
   engine.impl_->test_table_ = table;
 }
 
 void TestingAccess::SetNumaDirectory(Engine& engine, std::string directory) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
+  MutexLock lifecycle(engine.impl_->lifecycle_);
   engine.impl_->numa_directory_ = std::move(directory);
 }
 
-Result<AllocatorStats> TestingAccess::DeviceStats(Engine& engine) {
-  std::lock_guard lifecycle(engine.impl_->lifecycle_);
-  if (engine.impl_->allocator_ == nullptr) return AllocatorStats{};
+AllocatorStats TestingAccess::DeviceStats(Engine& engine) {
+  MutexLock lifecycle(engine.impl_->lifecycle_);
+  if (engine.impl_->allocator_ == nullptr) return {};
   return engine.impl_->allocator_->Stats();
 }
 

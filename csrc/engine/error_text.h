@@ -1,6 +1,7 @@
 // Texts of errors on the step thread, where the heap may have no memory for them either.
 #pragma once
 
+#include <concepts>
 #include <new>
 #include <string>
 #include <string_view>
@@ -8,7 +9,7 @@
 namespace allspark {
 
 // The text that `make` returns; or "out of memory", which fits into a string without an allocation.
-template <typename Make>
+template <std::invocable Make>
 std::string ErrorText(Make make) noexcept {
   try {
     return make();
@@ -21,5 +22,6 @@ std::string ErrorText(Make make) noexcept {
 inline std::string ErrorText(std::string_view begin, std::string_view end) noexcept {
   return ErrorText([&] { return std::string(begin).append(end); });
 }
+inline std::string ErrorText(std::string_view text) noexcept { return ErrorText("", text); }
 
 }  // namespace allspark

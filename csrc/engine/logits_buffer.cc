@@ -10,9 +10,7 @@ Result<LogitsBuffer> LogitsBuffer::Create(Device& device, int64_t num_rows, int6
   logits.num_rows_ = num_rows;
   logits.vocab_size_ = vocab_size;
   const auto count = static_cast<size_t>(num_rows * vocab_size);
-  Result<Buffer> buffer = Buffer::Create(device.allocator(), count * sizeof(float));
-  if (!buffer.ok()) return buffer.status();
-  logits.on_device_ = std::move(*buffer);
+  AS_ASSIGN_OR_RETURN(logits.on_device_, Buffer::Create(device.allocator(), count * sizeof(float)));
   if (device.has_own_memory()) logits.on_host_.resize(count);
   return logits;
 }

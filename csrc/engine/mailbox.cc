@@ -1,7 +1,6 @@
 #include "engine/mailbox.h"
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 
 #include "base/clock.h"
@@ -16,20 +15,9 @@ void StepCall::Run() {
   }
 }
 
-void Mailbox::Open() {
-  MutexLock lock(mutex_);
-  stopping_ = false;
-  loop_running_ = true;
-}
-
 void Mailbox::Accept() {
   MutexLock lock(mutex_);
   accepting_ = true;
-}
-
-void Mailbox::Abandon() {
-  MutexLock lock(mutex_);
-  loop_running_ = false;
 }
 
 void Mailbox::Close(StopMode mode) {
@@ -43,9 +31,8 @@ void Mailbox::Close(StopMode mode) {
 
 void Mailbox::AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancelled) {
   MutexLock lock(mutex_);
-  const int64_t longest_ms = timeout_ms < 0 ? kLongestWaitMs : std::min(timeout_ms, kLongestWaitMs);
-  const int64_t deadline_us = SteadyNowUs() + longest_ms * 1000;
-  while (stopping_ && loop_running_) {
+  const int64_t deadline_us = DeadlineUs(timeout_ms);
+  while (stopping_) {
     const int64_t now_us = SteadyNowUs();
     bool is_over = now_us >= deadline_us;
     if (cancelled && !is_over) {
@@ -54,9 +41,9 @@ void Mailbox::AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancel
       lock.native().lock();
     }
     if (is_over) return CutShort();
-    const std::chrono::microseconds until(
-        cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us);
-    loop_ended_.wait_until(lock.native(), std::chrono::steady_clock::time_point(until));
+    const int64_t until_us =
+        cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us;
+    loop_ended_.wait_until(lock.native(), SteadyTime(until_us));
   }
 }
 
@@ -118,7 +105,7 @@ void Mailbox::Delist(const Request& request) {
 
 Status Mailbox::CheckAccepting(const char* what) const {
   if (accepting_) return Status::Ok();
-  if (stopping_ && (loop_running_ || state_ == ModelState::kRunning)) {
+  if (state_ == ModelState::kRunning) {
     return Status::RequestDenied("model '" + model_name_ + "' is stopping and takes no requests");
   }
   return Status::FailedPrecondition("model '" + model_name_ + "' is " +
@@ -147,19 +134,16 @@ void Mailbox::PostStop(const std::shared_ptr<Request>& request, FinishReason rea
 
 Status Mailbox::Stop(RequestHandle handle, FinishReason reason) {
   MutexLock lock(mutex_);
-  Result<std::shared_ptr<Request>> request = Find(handle);
-  if (!request.ok()) return request.status();
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<Request> request, Find(handle));
   // A group that is stopped gives nothing, so it was cancelled.
-  PostStop(*request, (*request)->group == nullptr ? reason : FinishReason::kCancelled);
+  PostStop(request, request->group == nullptr ? reason : FinishReason::kCancelled);
   return Status::Ok();
 }
 
 Status Mailbox::Release(RequestHandle handle) {
   std::shared_ptr<Request> released;  // dies after the lock
   MutexLock lock(mutex_);
-  Result<std::shared_ptr<Request>> request = Find(handle);
-  if (!request.ok()) return request.status();
-  released = std::move(*request);
+  AS_ASSIGN_OR_RETURN(released, Find(handle));
   PostStop(released, FinishReason::kCancelled);
   requests_.erase(handle.id);
   return Status::Ok();
@@ -167,9 +151,8 @@ Status Mailbox::Release(RequestHandle handle) {
 
 Result<std::shared_ptr<ResultQueueImpl>> Mailbox::QueueOf(RequestHandle handle) const {
   MutexLock lock(mutex_);
-  Result<std::shared_ptr<Request>> request = Find(handle);
-  if (!request.ok()) return request.status();
-  return (*request)->queue;
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<Request> request, Find(handle));
+  return request->queue;
 }
 
 std::vector<std::shared_ptr<ResultQueueImpl>> Mailbox::Queues() const {
@@ -222,9 +205,8 @@ Mailbox::Mail Mailbox::Take(bool has_work, bool has_memory) {
       mail_.wait(lock.native());
       continue;
     }
-    const std::chrono::microseconds deadline(deadlines_.begin()->first);
-    const auto until = std::chrono::steady_clock::time_point(deadline);
-    if (mail_.wait_until(lock.native(), until) == std::cv_status::timeout) break;
+    const auto deadline = SteadyTime(deadlines_.begin()->first);
+    if (mail_.wait_until(lock.native(), deadline) == std::cv_status::timeout) break;
   }
   Mail mail;
   mail.added = std::exchange(new_head_, nullptr);
@@ -303,7 +285,7 @@ void Mailbox::CloseLoop() {
     }
   }
   FinishCalls(std::exchange(calls_, nullptr));
-  loop_running_ = false;
+  stopping_ = false;
   loop_ended_.notify_all();
 }
 

@@ -41,22 +41,19 @@ class StepCall {
 
 class Mailbox {
  public:
-  // `state`: the model's, for the text of refusals. `statistics` counts those that admission
-  // denies.
+  // `state`: the model's, for refusals; it becomes Running after Accept, and ceases to be after
+  // CloseLoop. `statistics` counts the requests that admission denies.
   Mailbox(const RuntimeConfig& config, const std::atomic<ModelState>& state, Statistics& statistics)
       : model_name_(config.model_name),
         state_(state),
         statistics_(statistics),
         admission_(config) {}
 
-  // The model's life. Open: a step thread is about to run; Accept: it does, and requests are taken;
-  // Abandon: it could not be started. Close: nothing is taken from now on, and the loop ends: at
-  // once, or with kDrain after all requests. AwaitDrain waits for that; the drain becomes a cancel
-  // when timeout_ms >= 0 is over, or when `cancelled`, which is called from time to time, returns
-  // true. CutDrainShort makes it one now.
-  void Open() AS_EXCLUDES(mutex_);
+  // The model's life. Accept: the step thread runs, and requests are taken. Close: nothing is taken
+  // from now on, and the loop ends: at once, or with kDrain after all requests. AwaitDrain waits
+  // for that; the drain becomes a cancel when timeout_ms >= 0 is over, or when `cancelled`, which
+  // is called from time to time, returns true. CutDrainShort makes it one now.
   void Accept() AS_EXCLUDES(mutex_);
-  void Abandon() AS_EXCLUDES(mutex_);
   void Close(StopMode mode) AS_EXCLUDES(mutex_);
   void AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancelled) AS_EXCLUDES(mutex_);
   void CutDrainShort() AS_EXCLUDES(mutex_);
@@ -133,9 +130,8 @@ class Mailbox {
   Request* stop_head_ AS_GUARDED_BY(mutex_) = nullptr;
   StepCall* calls_ AS_GUARDED_BY(mutex_) = nullptr;
   bool accepting_ AS_GUARDED_BY(mutex_) = false;
-  bool stopping_ AS_GUARDED_BY(mutex_) = false;
+  bool stopping_ AS_GUARDED_BY(mutex_) = false;  // from Close to CloseLoop
   StopMode stop_mode_ AS_GUARDED_BY(mutex_) = StopMode::kCancel;
-  bool loop_running_ AS_GUARDED_BY(mutex_) = false;
   Admission admission_ AS_GUARDED_BY(mutex_);
   // Of live requests that have one.
   std::set<std::pair<int64_t, Request*>> deadlines_ AS_GUARDED_BY(mutex_);

@@ -1,28 +1,27 @@
 #include "engine/mask_reader.h"
 
-#include <chrono>
 #include <condition_variable>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/int_math.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "engine/error_text.h"
 
 namespace allspark {
 
 struct TokenMask::State {
   std::vector<uint32_t> words;  // sized by MaskReader::Create
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable answered;
-  // Guarded by mutex.
-  bool has_reader = false;
-  MaskAnswer answer = MaskAnswer::kNone;
-  std::string error;
+  bool has_reader AS_GUARDED_BY(mutex) = false;
+  MaskAnswer answer AS_GUARDED_BY(mutex) = MaskAnswer::kNone;
+  std::string error AS_GUARDED_BY(mutex);
 
-  void Answer(MaskAnswer value, std::string message = {}) {
-    std::lock_guard lock(mutex);
+  void Answer(MaskAnswer value, std::string message = {}) AS_EXCLUDES(mutex) {
+    MutexLock lock(mutex);
     const bool fails_later = value == MaskAnswer::kFailed && answer == MaskAnswer::kMask;
     if (answer != MaskAnswer::kNone && !fails_later) return;
     answer = value;
@@ -46,7 +45,7 @@ Result<std::unique_ptr<MaskReader>> MaskReader::Create(std::shared_ptr<TokenMask
   TokenMask::State& state = *mask->state_;
   std::unique_ptr<MaskReader> reader;
   {
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     if (state.has_reader) {
       return Status::FailedPrecondition("the token mask serves another request; one is for one");
     }
@@ -69,33 +68,36 @@ MaskReader::~MaskReader() {
 
 void MaskReader::Next(int32_t token) {
   {
-    std::lock_guard lock(mask_->state_->mutex);
-    MaskAnswer& answer = mask_->state_->answer;
-    if (answer == MaskAnswer::kFailed) return;
-    answer = MaskAnswer::kNone;
+    TokenMask::State& state = *mask_->state_;
+    MutexLock lock(state.mutex);
+    if (state.answer == MaskAnswer::kFailed) return;
+    state.answer = MaskAnswer::kNone;
   }
   try {
     mask_->Next(token);
   } catch (const std::exception& error) {
-    mask_->Fail(ErrorText("", error.what()));
+    mask_->Fail(ErrorText(error.what()));
   } catch (...) {
-    mask_->Fail(ErrorText("", "an exception that is not a std::exception"));
+    mask_->Fail(ErrorText("an exception that is not a std::exception"));
   }
 }
 
 MaskAnswer MaskReader::Wait(int64_t until_us) {
   TokenMask::State& state = *mask_->state_;
-  const std::chrono::steady_clock::time_point until{std::chrono::microseconds(until_us)};
-  std::unique_lock lock(state.mutex);
-  state.answered.wait_until(lock, until, [&] { return state.answer != MaskAnswer::kNone; });
+  const auto until = SteadyTime(until_us);
+  MutexLock lock(state.mutex);
+  while (state.answer == MaskAnswer::kNone) {
+    if (state.answered.wait_until(lock.native(), until) == std::cv_status::timeout) break;
+  }
   return state.answer;
 }
 
 const uint32_t* MaskReader::words() const { return mask_->state_->words.data(); }
 
 std::string MaskReader::error() const {
-  std::lock_guard lock(mask_->state_->mutex);
-  return mask_->state_->error;
+  TokenMask::State& state = *mask_->state_;
+  MutexLock lock(state.mutex);
+  return state.error;
 }
 
 }  // namespace allspark

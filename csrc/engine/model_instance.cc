@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/end_waiter.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {
@@ -45,10 +46,8 @@ Result<std::unique_ptr<ModelInstance>> ModelInstance::Create(
       new ModelInstance(config, std::move(reader), std::move(draft_reader), std::move(device),
                         std::move(engine_set)));
   InstalledModel& model = instance->model_;
-  Result<ModelSizes> sizes =
-      ModelSizes::Measure(config, *model.reader, model.draft_reader.get(), *model.device);
-  if (!sizes.ok()) return sizes.status();
-  model.sizes = std::move(*sizes);
+  AS_ASSIGN_OR_RETURN(model.sizes, ModelSizes::Measure(config, *model.reader,
+                                                       model.draft_reader.get(), *model.device));
   if (config.op_profiling) instance->op_profile_ = std::make_unique<OpProfile>();
   if (!config.trace_path.empty()) {
     instance->trace_ = std::make_unique<StepTrace>(config.model_name, kTraceCapacity);
@@ -69,7 +68,6 @@ Result<std::unique_ptr<StepLoop>> ModelInstance::MakeLoop() {
                                                            .trace = trace_.get(),
                                                            .op_profile = op_profile_.get(),
                                                            .hook = hook_,
-                                                           .hook_context = hook_context_,
                                                            .stat = [this] { return Stat(); }});
   try {
     AS_RETURN_IF_ERROR(loop->Start());
@@ -98,24 +96,14 @@ Status ModelInstance::Start() {
                                       "; it must be Initial or Stop");
   }
   const int64_t begin_us = SteadyNowUs();
-  Result<std::unique_ptr<StepLoop>> loop = MakeLoop();
-  if (!loop.ok()) return loop.status();
-  loop_ = std::move(*loop);
-  mailbox_.Open();
-  const auto undo = [this] {
-    mailbox_.Abandon();
-    loop_.reset();
-  };
+  AS_ASSIGN_OR_RETURN(std::unique_ptr<StepLoop> loop, MakeLoop());
   try {
-    step_thread_ = std::thread([this] { loop_->Run(); });
-  } catch (const std::bad_alloc&) {
-    undo();
-    throw;
+    step_thread_ = std::thread(&StepLoop::Run, loop.get());
   } catch (const std::system_error& error) {
-    undo();
     return Status::ResourceExhausted(std::string("start_model: no thread: ") + error.what());
   }
-  mailbox_.Accept();  // Who sees the state may start requests.
+  loop_ = std::move(loop);  // Calls through the mailbox need it.
+  mailbox_.Accept();        // Who sees the state may start requests.
   state_ = ModelState::kRunning;
   AS_LOG(kInfo) << "model '" << config.model_name
                 << "' is running: " << model_.sizes.num_blocks * config.block_size
@@ -271,26 +259,24 @@ Status ModelInstance::LoadLora(const std::string& lora_name, const LoraFile& fil
   }
   // Before the work of packing, and again after it.
   AS_RETURN_IF_ERROR(loras_.Check(lora_name));
-  Result<DecoderShape> shape = MakeDecoderShape(spec(), config.cache_mode);
-  if (!shape.ok()) return shape.status();
-  Result<std::shared_ptr<const LoraAdapter>> adapter =
-      LoraAdapter::Create(file, *model_.reader, *shape, config.lora_max_rank, *model_.device);
-  if (!adapter.ok()) return adapter.status();
-  const int64_t bytes = (*adapter)->bytes(), rank = (*adapter)->rank();
-  AS_RETURN_IF_ERROR(loras_.Add(lora_name, std::move(*adapter)));
+  AS_ASSIGN_OR_RETURN(const DecoderShape shape, MakeDecoderShape(spec(), config.cache_mode));
+  AS_ASSIGN_OR_RETURN(
+      std::shared_ptr<const LoraAdapter> adapter,
+      LoraAdapter::Create(file, *model_.reader, shape, config.lora_max_rank, *model_.device));
+  const int64_t bytes = adapter->bytes(), rank = adapter->rank();
+  AS_RETURN_IF_ERROR(loras_.Add(lora_name, std::move(adapter)));
   AS_LOG(kInfo) << "model '" << config.model_name << "' has loaded adapter '" << lora_name
                 << "': rank " << rank << ", " << (bytes >> 10) << " KiB, from " << file.source();
   return Status::Ok();
 }
 
 Status ModelInstance::UnloadLora(const std::string& lora_name) {
-  const Result<uint64_t> salt = loras_.Remove(lora_name);
-  if (!salt.ok()) return salt.status();
+  AS_ASSIGN_OR_RETURN(const uint64_t salt, loras_.Remove(lora_name));
   // Nobody can name its pinned prefixes any more. A model that does not run has no pins; the text
   // of its refusal may find no memory.
   try {
     (void)mailbox_.Call("unload_lora",
-                        [&] { return loop_->CallPrefixCache(PrefixOp::kUnpinAll, {}, *salt); });
+                        [&] { return loop_->CallPrefixCache(PrefixOp::kUnpinAll, {}, salt); });
   } catch (const std::bad_alloc&) {
   }
   return Status::Ok();
@@ -302,13 +288,11 @@ Result<StartedRequest> ModelInstance::Submit(uint64_t request_id,
                                              std::shared_ptr<TokenMask> token_mask,
                                              const std::function<bool()>& cancelled) {
   AS_RETURN_IF_ERROR(model_.CheckWeights());
-  Result<std::shared_ptr<Request>> created = Request::Create(
-      request_id, prompt_ids, generation, model_.sizes.limits, engine_set_, std::move(token_mask));
-  if (!created.ok()) return created.status();
-  const std::shared_ptr<Request>& request = *created;
-  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(generation.lora_name);
-  if (!lora.ok()) return lora.status();
-  request->UseLora(std::move(*lora));
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<Request> request,
+                      Request::Create(request_id, prompt_ids, generation, model_.sizes.limits,
+                                      engine_set_, std::move(token_mask)));
+  AS_ASSIGN_OR_RETURN(std::shared_ptr<const LoadedLora> lora, loras_.Find(generation.lora_name));
+  request->UseLora(std::move(lora));
   StartedRequest started{RequestHandle{request_id}, request->queue};
   if (request->group != nullptr) {
     for (const Request* other : request->group->returned().subspan(1)) {
@@ -326,9 +310,8 @@ Result<int64_t> ModelInstance::CallPrefixCache(PrefixOp op, std::span<const int6
                                       "' is false; it has no prefix cache");
   }
   AS_RETURN_IF_ERROR(CheckTokenIds(prompt_ids, model_.sizes.limits.vocab_size));
-  Result<std::shared_ptr<const LoadedLora>> lora = loras_.Find(lora_name);
-  if (!lora.ok()) return lora.status();
-  const uint64_t salt = *lora != nullptr ? (*lora)->cache_salt : 0;
+  AS_ASSIGN_OR_RETURN(const std::shared_ptr<const LoadedLora> lora, loras_.Find(lora_name));
+  const uint64_t salt = lora != nullptr ? lora->cache_salt : 0;
   const std::vector<int32_t> tokens(prompt_ids.begin(), prompt_ids.end());
   return mailbox_.Call("a call on the prefix cache",
                        [&] { return loop_->CallPrefixCache(op, tokens, salt); });
@@ -343,11 +326,17 @@ Status ModelInstance::StopRequest(RequestHandle handle, FinishReason reason) {
                                  "; it must be cancelled or stop");
 }
 
-Status ModelInstance::SyncRequest(RequestHandle handle, int64_t timeout_ms,
-                                  const std::function<bool()>& cancelled) {
-  Result<std::shared_ptr<ResultQueueImpl>> queue = mailbox_.QueueOf(handle);
-  if (!queue.ok()) return queue.status();
-  return EndWaiter(timeout_ms, cancelled).Await(**queue);
+Status ModelInstance::SyncRequests(std::span<const RequestHandle> handles, int64_t timeout_ms,
+                                   const std::function<bool()>& cancelled) {
+  const EndWaiter waiter(timeout_ms, cancelled);
+  Status first_failure;
+  for (const RequestHandle handle : handles) {
+    Result<std::shared_ptr<ResultQueueImpl>> queue = mailbox_.QueueOf(handle);
+    const Status status = queue.ok() ? waiter.Await(**queue) : queue.status();
+    if (status.code() == StatusCode::kCancelled) return status;
+    if (first_failure.ok()) first_failure = status;
+  }
+  return first_failure;
 }
 
 Status ModelInstance::SyncAll(int64_t timeout_ms, const std::function<bool()>& cancelled) {

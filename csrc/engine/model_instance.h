@@ -52,9 +52,9 @@ class ModelInstance {
                                 const std::function<bool()>& cancelled);
   Status StopRequest(RequestHandle handle, FinishReason reason);
   Status ReleaseRequest(RequestHandle handle) { return mailbox_.Release(handle); }
-  // Wait for one request or for all to end.
-  Status SyncRequest(RequestHandle handle, int64_t timeout_ms,
-                     const std::function<bool()>& cancelled);
+  // Wait for some requests or for all to end.
+  Status SyncRequests(std::span<const RequestHandle> handles, int64_t timeout_ms,
+                      const std::function<bool()>& cancelled);
   Status SyncAll(int64_t timeout_ms, const std::function<bool()>& cancelled);
 
   // Returns a number of tokens; waits for the running step.
@@ -71,7 +71,7 @@ class ModelInstance {
   Result<std::string> OpProfilingInfo() const;
 
   // Called by the step thread around each step; set before Start. Tests only.
-  void set_step_hook(StepHook hook, void* context) { hook_ = hook, hook_context_ = context; }
+  void set_step_hook(StepHook hook) { hook_ = std::move(hook); }
 
  private:
   ModelInstance(const RuntimeConfig& config, std::unique_ptr<ModelReader> reader,
@@ -93,8 +93,7 @@ class ModelInstance {
   LoraRegistry loras_;
   std::unique_ptr<StepTrace> trace_;       // null: none is kept
   std::unique_ptr<OpProfile> op_profile_;  // null: nothing is measured
-  StepHook hook_ = nullptr;
-  void* hook_context_ = nullptr;
+  StepHook hook_;
   Statistics statistics_;
 
   Lifecycle lifecycle_;  // Start, Stop, Release and the calls on memory are its calls

@@ -22,30 +22,21 @@ Result<int64_t> ModelMemory::AddDraftModel() {
 Status ModelMemory::Take() {
   Device& device = *model_.device;
   const ModelSizes& sizes = model_.sizes;
-  Allocator* allocator = device.allocator();
-  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(*model_.reader, sizes.decoder, device);
-  if (!decoder.ok()) return decoder.status();
-  decoder_ = std::move(*decoder);
-
-  Result<KvMemory> kv = KvMemory::Create(device, decoder_->kv_shape(), sizes.num_blocks);
-  if (!kv.ok()) return kv.status();
-  kv_ = std::move(*kv);
+  AS_ASSIGN_OR_RETURN(decoder_, Decoder::Create(*model_.reader, sizes.decoder, device));
+  AS_ASSIGN_OR_RETURN(kv_, KvMemory::Create(device, decoder_->kv_shape(), sizes.num_blocks));
   host_blocks_.resize(static_cast<size_t>(sizes.num_host_blocks * kv_.block_bytes()));
 
   const int64_t vocab_size = sizes.limits.vocab_size;
   sampler_ = device.MakeSampler(vocab_size);
   drafters_.push_back(std::make_unique<PromptLookupDrafter>());
-  Result<int64_t> draft_arena_bytes = AddDraftModel();
-  if (!draft_arena_bytes.ok()) return draft_arena_bytes.status();
+  AS_ASSIGN_OR_RETURN(const int64_t draft_arena_bytes, AddDraftModel());
 
-  const int64_t arena_bytes = std::max(decoder_->arena_bytes(), *draft_arena_bytes);
-  Result<Buffer> arena = Buffer::Create(allocator, static_cast<size_t>(arena_bytes));
-  if (!arena.ok()) return arena.status();
-  arena_ = StepArena(std::move(*arena));
-  Result<LogitsBuffer> logits =
-      LogitsBuffer::Create(device, sizes.decoder.max_logits_rows, vocab_size);
-  if (!logits.ok()) return logits.status();
-  logits_ = std::move(*logits);
+  const int64_t arena_bytes = std::max(decoder_->arena_bytes(), draft_arena_bytes);
+  AS_ASSIGN_OR_RETURN(Buffer arena,
+                      Buffer::Create(device.allocator(), static_cast<size_t>(arena_bytes)));
+  arena_ = StepArena(std::move(arena));
+  AS_ASSIGN_OR_RETURN(logits_,
+                      LogitsBuffer::Create(device, sizes.decoder.max_logits_rows, vocab_size));
   is_taken_ = true;
   return Status::Ok();
 }

@@ -53,7 +53,7 @@ WeightTotals TotalsOf(const ModelReader& reader) {
 // The cost of each row after the first, as a fraction of a step of one row. Measured at the 0.5B
 // shape: 3 % with 16 bits a weight, 5 % with 8 and 9 % with 4, where reading the weights takes less
 // time. A row with other experts also reads those experts.
-double RowCost(const WeightTotals& weights) {
+double DraftRowCost(const WeightTotals& weights) {
   return std::max(0.03, 0.5 * weights.elements_read / (8 * weights.bytes_read)) +
          weights.next_bytes / weights.bytes_read;
 }
@@ -101,7 +101,7 @@ void SetOptions(const RuntimeConfig& config, const ModelReader& reader, bool has
       config.engine_max_prefill_length > 0 ? config.engine_max_prefill_length : kDefaultChunkTokens;
   sizes.chunk_tokens = std::min(sizes.chunk_tokens, config.engine_max_length);
   const WeightTotals weights = TotalsOf(reader);
-  sizes.row_cost = RowCost(weights);
+  sizes.draft_row_cost = DraftRowCost(weights);
   sizes.double_cost_depth = DoubleCostDepth(weights, reader.spec());
   DecoderOptions& decoder = sizes.decoder;
   decoder.max_length = config.engine_max_length;
@@ -233,20 +233,18 @@ Result<ModelSizes> ModelSizes::Measure(const RuntimeConfig& config, const ModelR
     AS_RETURN_IF_ERROR(CheckVocabulary(config, reader, *draft_reader));
   }
   SetOptions(config, reader, draft_reader != nullptr, sizes);
-  Result<DecoderBytes> model = Decoder::Measure(reader, sizes.decoder, device);
-  if (!model.ok()) return model.status();
+  AS_ASSIGN_OR_RETURN(const DecoderBytes model, Decoder::Measure(reader, sizes.decoder, device));
   Result<DecoderBytes> draft = DecoderBytes{};
   if (draft_reader != nullptr) {
     sizes.draft = DraftOptions(config, reader, *draft_reader, sizes);
     draft = Decoder::Measure(*draft_reader, DraftModel::DecoderOptionsOf(sizes.draft), device);
     if (!draft.ok()) return DraftModelError(config, draft.status());
   }
-  const int64_t block_bytes = model->block + draft->block;
-  const int64_t work_bytes = WorkBytes(*model, *draft, sizes);
-  Result<DeviceRoom> room =
-      RoomForPool(config, device, model->weights + draft->weights, work_bytes);
-  if (!room.ok()) return room.status();
-  AS_RETURN_IF_ERROR(SizePool(config, device, *room, block_bytes, sizes));
+  const int64_t block_bytes = model.block + draft->block;
+  const int64_t work_bytes = WorkBytes(model, *draft, sizes);
+  AS_ASSIGN_OR_RETURN(const DeviceRoom room,
+                      RoomForPool(config, device, model.weights + draft->weights, work_bytes));
+  AS_RETURN_IF_ERROR(SizePool(config, device, room, block_bytes, sizes));
   sizes.draft.num_blocks = sizes.num_blocks;
   FillInfo(config, reader, draft_reader, block_bytes, sizes);
   ModelInfo& info = sizes.info;

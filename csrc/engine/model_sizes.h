@@ -25,8 +25,9 @@ struct ModelSizes {
   int64_t chunk_tokens = 0;  // most prompt tokens of a step
   int64_t num_blocks = 0;    // of the KV pool
   int64_t num_host_blocks = 0;
-  double row_cost = 0;            // see SchedulerConfig::draft_row_cost
-  int64_t double_cost_depth = 0;  // see SchedulerConfig
+  // See SchedulerConfig.
+  double draft_row_cost = 0;
+  int64_t double_cost_depth = 0;
   ModelInfo info;
 };
 

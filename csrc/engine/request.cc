@@ -19,19 +19,15 @@ Request::Request(RequestSpec checked, std::span<const int64_t> prompt_ids,
   block_table.reserve(static_cast<size_t>(CeilDiv(max_length, limits.block_size)));
   if (spec.scores_prompt) max_cached = spec.scored_begin;
   if (outputs != nullptr && outputs->WantsWholePrompt()) max_cached = 0;
-  tokens.reserve(static_cast<size_t>(max_length));
+  Reserve(spec, limits.vocab_size);
   for (int64_t token : prompt_ids) tokens.push_back(static_cast<int32_t>(token));
   token_ids = tokens.data();
   if (spec.processors.NeedsCounts()) {
-    counts = TokenCounts(std::min(max_length, limits.vocab_size));
     for (int64_t i = 0; i < num_tokens; ++i) {
       counts.Add(tokens[static_cast<size_t>(i)], /*is_output=*/i >= spec.output_begin);
     }
   }
-  if (spec.NeedsRepeats()) {
-    repeats = SuffixRepeats(max_length);
-    repeats.Start(tokens);
-  }
+  if (spec.NeedsRepeats()) repeats.Start(tokens);
   logprobs.raw = spec.logprobs.raw;
   if (spec.logprobs.wanted) logprobs.top.resize(static_cast<size_t>(spec.logprobs.num_top));
   drafts.reserve(static_cast<size_t>(
@@ -52,38 +48,33 @@ Result<std::shared_ptr<Request>> Request::Create(uint64_t request_id,
                                                  const RequestLimits& limits,
                                                  std::shared_ptr<CompletionSetImpl> engine_set,
                                                  std::shared_ptr<TokenMask> token_mask) {
-  Result<RequestSpec> spec =
-      RequestSpec::Create(request_id, prompt_ids, config, limits, token_mask != nullptr);
-  if (!spec.ok()) return spec.status();
+  AS_ASSIGN_OR_RETURN(RequestSpec checked, RequestSpec::Create(request_id, prompt_ids, config,
+                                                               limits, token_mask != nullptr));
   const auto make = [&](RequestSpec member) -> Result<std::shared_ptr<Request>> {
     // The last token of an output is never computed, so its position has no outputs.
-    Result<std::shared_ptr<OutputTensors>> tensors = OutputTensors::Create(
-        config, {.prompt_length = member.prompt_length,
-                 .num_positions = member.prompt_only ? member.prompt_length : member.max_length - 1,
-                 .hidden_size = limits.hidden_size,
-                 .vocab_size = limits.vocab_size});
-    if (!tensors.ok()) return tensors.status();
-    return std::make_shared<Request>(std::move(member), prompt_ids, limits, std::move(*tensors),
+    const OutputTensors::Sizes sizes{
+        .prompt_length = member.prompt_length,
+        .num_positions = member.prompt_only ? member.prompt_length : member.max_length - 1,
+        .hidden_size = limits.hidden_size,
+        .vocab_size = limits.vocab_size};
+    AS_ASSIGN_OR_RETURN(std::shared_ptr<OutputTensors> tensors,
+                        OutputTensors::Create(config, sizes));
+    return std::make_shared<Request>(std::move(member), prompt_ids, limits, std::move(tensors),
                                      engine_set);
   };
-  Result<std::shared_ptr<Request>> created = make(std::move(*spec));
-  if (!created.ok()) return created.status();
-  Request& request = **created;
+  AS_ASSIGN_OR_RETURN(std::shared_ptr<Request> created, make(std::move(checked)));
+  Request& request = *created;
   request.ReadPromptWords();
   if (token_mask != nullptr) {
-    Result<std::unique_ptr<MaskReader>> mask =
-        MaskReader::Create(std::move(token_mask), limits.vocab_size);
-    if (!mask.ok()) return mask.status();
-    request.mask = std::move(*mask);
+    AS_ASSIGN_OR_RETURN(request.mask, MaskReader::Create(std::move(token_mask), limits.vocab_size));
   }
   const int64_t num_members = std::max(config.num_beams, config.best_of);
   if (num_members == 1) return created;
   std::vector<std::shared_ptr<Request>> others;
   for (int64_t i = 1; i < num_members; ++i) {
-    Result<std::shared_ptr<Request>> other = make(request.spec.ForMember(i));
-    if (!other.ok()) return other.status();
-    (*other)->words = request.words;
-    others.push_back(std::move(*other));
+    AS_ASSIGN_OR_RETURN(std::shared_ptr<Request> other, make(request.spec.ForMember(i)));
+    other->words = request.words;
+    others.push_back(std::move(other));
   }
   request.owned_group =
       std::make_unique<RequestGroup>(&request, std::move(others), config, limits.vocab_size);
@@ -140,10 +131,12 @@ void Request::ClearOffers() {
 }
 
 void Request::Offer(const DraftOffer& offer) {
-  if (drafter != nullptr && offer.chance - offer.cost <= acceptance_rate - draft_cost) return;
+  if (drafter != nullptr && offer.acceptance_rate - offer.cost <= acceptance_rate - draft_cost) {
+    return;
+  }
   drafter = offer.drafter;
   num_drafts = std::max<int64_t>(0, std::min(offer.num_drafts, max_length - num_tokens - 1));
-  acceptance_rate = offer.chance;
+  acceptance_rate = offer.acceptance_rate;
   draft_cost = offer.cost;
 }
 
@@ -185,8 +178,7 @@ void Request::Deliver(int32_t token, int64_t now_us) {
   }
   sum_logprobs += logprobs.chosen;
   if (!spec.logprobs.wanted) return;
-  output_logprobs.chosen.push_back(logprobs.chosen);
-  output_logprobs.top.insert(output_logprobs.top.end(), logprobs.top.begin(), logprobs.top.end());
+  output_logprobs.Add(logprobs.chosen, logprobs.top);
 }
 
 FinishReason Request::Append(int32_t token) {
@@ -235,13 +227,10 @@ void Request::Finish(FinishReason reason, const std::string& error, int64_t now_
 }
 
 void Request::ReleaseResources() {
-  std::vector<int32_t>().swap(tokens);
+  text() = TextState();
   token_ids = nullptr;
   std::vector<int32_t>().swap(block_table);
   std::vector<int32_t>().swap(drafts);
-  output_logprobs = OutputLogprobs();
-  counts = TokenCounts();
-  repeats = SuffixRepeats();
   mask.reset();
   outputs.reset();
   lora.reset();

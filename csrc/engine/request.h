@@ -3,7 +3,6 @@
 // From Submit to its end the step thread alone touches the state.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "engine/request_group.h"
 #include "engine/request_spec.h"
 #include "engine/result_queue_impl.h"
+#include "engine/text_state.h"
 #include "sampling/prompt_lookup.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
@@ -28,8 +28,8 @@ class Drafter;  // engine/drafter.h
 struct DraftOffer {
   Drafter* drafter = nullptr;
   int64_t num_drafts = 0;
-  double chance = 0;  // that a draft is accepted if those before it are
-  double cost = 0;    // see ScheduledSequence::draft_cost
+  double acceptance_rate = 0;  // the chance that a draft is accepted if those before it are
+  double cost = 0;             // see ScheduledSequence::draft_cost
 };
 
 // What a draft model remembers of a request.
@@ -40,7 +40,7 @@ struct DraftModelState {
   // Low: a few rejected drafts in a row must not stop drafting, since the rate recovers slowly
   // without drafts.
   static constexpr double kWeight = 1.0 / 16;
-  AcceptanceRate chance{kWeight};
+  AcceptanceRate acceptance_rate{kWeight};
 };
 
 // Whether an output that ended for this reason is complete.
@@ -48,8 +48,8 @@ inline bool IsOutput(FinishReason reason) {
   return reason == FinishReason::kStop || reason == FinishReason::kLength;
 }
 
-// The base is the scheduler's view; num_tokens there equals tokens.size().
-struct Request : ScheduledSequence {
+// The first base is the scheduler's view; num_tokens there equals tokens.size().
+struct Request : ScheduledSequence, TextState {
   // Checks as RequestSpec::Create does. If the config asks for a group, the request is its first
   // member.
   static Result<std::shared_ptr<Request>> Create(uint64_t request_id,
@@ -74,7 +74,7 @@ struct Request : ScheduledSequence {
 
   // Forgets the offers of the last step.
   void ClearOffers();
-  // Takes the best offer: that of the highest chance less cost.
+  // Takes the best offer: that of the highest acceptance rate less cost.
   void Offer(const DraftOffer& offer);
   int32_t KnownOrDrafted(int64_t position) const;
   // Whether the token just appended is the next draft. If not, the step's drafts are over.
@@ -101,6 +101,8 @@ struct Request : ScheduledSequence {
   // Frees everything but the queue.
   void ReleaseResources();
 
+  // What a beam passes to those that continue it.
+  TextState& text() { return *this; }
   bool is_beam() const { return group != nullptr && group->is_search(); }
   // Whether it is the request that a caller started: a single one, or the first of a group.
   bool stands_for_all() const { return group == nullptr || group->first() == this; }
@@ -128,10 +130,6 @@ struct Request : ScheduledSequence {
   std::shared_ptr<const LoadedLora> lora;  // null: none
   std::unique_ptr<MaskReader> mask;        // null: every token may be chosen
   int64_t mask_deadline_us = 0;            // of the mask that is awaited; 0: not awaited yet
-  std::vector<int32_t> tokens;             // prompt, then generated; capacity is max_length
-  TokenCounts counts;                      // of `tokens`, where the processors need them
-  SuffixRepeats repeats;                   // of `tokens`, where the spec needs them
-  WordStates words;                        // after `tokens`
   DraftModelState draft_model;
   PromptLookup lookup;          // follows `tokens`
   Drafter* drafter = nullptr;   // whose offer was the best; null: nobody's
@@ -144,7 +142,6 @@ struct Request : ScheduledSequence {
   // Of a member of a group.
   RowCandidates candidates;
   bool has_candidates = false;
-  OutputLogprobs output_logprobs;  // where wanted
   double sum_logprobs = 0;
   std::shared_ptr<Request> self;  // keeps it alive from Submit to its end
   bool joined = false;            // the scheduler has it: it has left the mailbox

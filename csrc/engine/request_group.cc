@@ -6,19 +6,6 @@
 #include "engine/request.h"
 
 namespace allspark {
-namespace {
-
-BeamStop ToBeamStop(EarlyStopping early_stopping) {
-  if (early_stopping == EarlyStopping::kTrue) return BeamStop::kAtOnce;
-  return early_stopping == EarlyStopping::kNever ? BeamStop::kNever : BeamStop::kHeuristic;
-}
-
-void Add(OutputLogprobs& logprobs, float chosen, const std::vector<TokenLogprob>& top) {
-  logprobs.chosen.push_back(chosen);
-  logprobs.top.insert(logprobs.top.end(), top.begin(), top.end());
-}
-
-}  // namespace
 
 RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>> others,
                            const GenerationConfig& config, int64_t vocab_size)
@@ -27,15 +14,14 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
       length_penalty_(config.length_penalty) {
   members_.push_back(first);
   for (const auto& other : others_) members_.push_back(other.get());
-  const auto max_output = static_cast<size_t>(first->max_length - first->spec.prompt_length);
+  const RequestSpec& spec = first->spec;
+  const int64_t max_output = spec.max_length - spec.prompt_length;
   const auto reserve = [&](OutputLogprobs& logprobs) {
-    if (!first->spec.logprobs.wanted) return;
-    logprobs.chosen.reserve(max_output);
-    logprobs.top.reserve(max_output * first->logprobs.top.size());
+    if (spec.logprobs.wanted) logprobs.Reserve(max_output, spec.logprobs.num_top);
   };
   outputs_.resize(members_.size());
   for (Output& output : outputs_) {
-    output.tokens.reserve(max_output);
+    output.tokens.reserve(static_cast<size_t>(max_output));
     reserve(output.logprobs);
   }
   for (Request* member : members_) {
@@ -44,13 +30,9 @@ RequestGroup::RequestGroup(Request* first, std::vector<std::shared_ptr<Request>>
   }
   if (config.num_beams == 1) return;
   histories_.resize(members_.size());
-  for (History& history : histories_) {
-    history.tokens.reserve(static_cast<size_t>(first->max_length));
-    if (first->spec.processors.NeedsCounts()) {
-      history.counts = TokenCounts(std::min(first->max_length, vocab_size));
-    }
-    if (first->spec.NeedsRepeats()) history.repeats = SuffixRepeats(first->max_length);
-    reserve(history.logprobs);
+  for (TextState& history : histories_) {
+    history.Reserve(spec, vocab_size);
+    reserve(history.output_logprobs);
   }
   ReserveSearch(config, vocab_size);
 }
@@ -65,7 +47,7 @@ void RequestGroup::ReserveSearch(const GenerationConfig& config, int64_t vocab_s
                        .num_candidates = num_candidates,
                        .max_output = first->max_length - first->spec.prompt_length,
                        .length_penalty = config.length_penalty,
-                       .stop = ToBeamStop(config.beam_early_stopping)});
+                       .stop = config.beam_early_stopping});
   rows_.reserve(members_.size());
   parents_.reserve(members_.size());
   for (Request* member : members_) {
@@ -143,7 +125,7 @@ void RequestGroup::KeepEnded(const BeamChoice& choice) {
   output.tokens.push_back(choice.token);
   if (parent->spec.logprobs.wanted) {
     output.logprobs = parent->output_logprobs;
-    Add(output.logprobs, choice.reported, parent->logprobs.top);
+    output.logprobs.Add(choice.reported, parent->logprobs.top);
   }
   output.score = search_->scores()[choice.place];
   output.reason = parent->ReasonAfter(choice.token);
@@ -151,24 +133,16 @@ void RequestGroup::KeepEnded(const BeamChoice& choice) {
 
 void RequestGroup::Continue() {
   for (size_t i = 0; i < members_.size(); ++i) {
-    histories_[i].tokens.swap(members_[i]->tokens);
-    std::swap(histories_[i].counts, members_[i]->counts);
-    std::swap(histories_[i].repeats, members_[i]->repeats);
-    histories_[i].words = members_[i]->words;
-    std::swap(histories_[i].logprobs, members_[i]->output_logprobs);
+    std::swap(histories_[i], members_[i]->text());
   }
   for (size_t i = 0; i < search_->beams().size(); ++i) {
     const BeamChoice& choice = search_->beams()[i];
     const auto parent = static_cast<size_t>(choice.parent);
     Request* const beam = members_[i];
-    beam->tokens = histories_[parent].tokens;
+    beam->text() = histories_[parent];
     if (i == 0) beam->token_ids = beam->tokens.data();
-    beam->counts = histories_[parent].counts;
-    beam->repeats = histories_[parent].repeats;
-    beam->words = histories_[parent].words;
-    beam->output_logprobs = histories_[parent].logprobs;
     if (beam->spec.logprobs.wanted) {
-      Add(beam->output_logprobs, choice.reported, members_[parent]->logprobs.top);
+      beam->output_logprobs.Add(choice.reported, members_[parent]->logprobs.top);
     }
     const FinishReason reason = beam->Append(choice.token);
     AS_CHECK(reason == FinishReason::kNone) << "a beam goes on that has ended";
@@ -190,7 +164,7 @@ void RequestGroup::Finish(FinishReason reason, const std::string& error, int64_t
     }
   }
   std::vector<Output>().swap(outputs_);
-  std::vector<History>().swap(histories_);
+  std::vector<TextState>().swap(histories_);
 }
 
 // Moves the best outputs to the front; equal ones stay in order.

@@ -11,22 +11,13 @@
 
 #include "allspark/config.h"
 #include "allspark/result_queue.h"
-#include "allspark/word_matcher.h"
+#include "engine/text_state.h"
 #include "sampling/beam_search.h"
-#include "sampling/suffix_repeats.h"
-#include "sampling/token_counts.h"
 #include "scheduler/scheduler.h"
 
 namespace allspark {
 
 struct Request;
-
-// The states of a sequence's word matchers: a bad word may begin in the prompt, a stop word begins
-// in the output.
-struct WordStates {
-  int32_t bad = WordMatcher::kStart;
-  int32_t stop = WordMatcher::kStart;
-};
 
 class RequestGroup {
  public:
@@ -74,14 +65,6 @@ class RequestGroup {
     FinishReason reason = FinishReason::kNone;
   };
   static bool IsWorse(const Output& a, const Output& b) { return a.score < b.score; }
-  // What a beam passes to the beams that continue it.
-  struct History {
-    std::vector<int32_t> tokens;
-    TokenCounts counts;
-    SuffixRepeats repeats;
-    WordStates words;
-    OutputLogprobs logprobs;
-  };
 
   int64_t size() const { return static_cast<int64_t>(members_.size()); }
   void ReserveSearch(const GenerationConfig& config, int64_t vocab_size);
@@ -100,8 +83,8 @@ class RequestGroup {
   std::vector<ScheduledSequence*> sequences_;
   std::vector<const RowCandidates*> rows_;
   std::vector<int32_t> parents_;
-  int64_t num_preemptions_ = 0;  // when the first of the present candidates were taken
-  std::vector<History> histories_;
+  int64_t num_preemptions_ = 0;       // when the first of the present candidates were taken
+  std::vector<TextState> histories_;  // what the beams pass to those that continue them
 };
 
 }  // namespace allspark

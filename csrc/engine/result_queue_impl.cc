@@ -21,10 +21,7 @@ ResultQueueImpl::ResultQueueImpl(uint64_t request_id, int64_t prompt_tokens,
       arrival_us_(SteadyNowUs()),
       outputs_(std::move(outputs)) {
   tokens_.reserve(static_cast<size_t>(capacity.tokens));
-  if (capacity.logprobs) {
-    output_logprobs_.chosen.reserve(static_cast<size_t>(capacity.tokens));
-    output_logprobs_.top.reserve(static_cast<size_t>(capacity.tokens * capacity.top_logprobs));
-  }
+  if (capacity.logprobs) output_logprobs_.Reserve(capacity.tokens, capacity.top_logprobs);
   if (capacity.prompt_logprobs) {
     const int64_t count = prompt_tokens - 1 - capacity.scored_begin;
     prompt_logprobs_.chosen.resize(static_cast<size_t>(count));
@@ -219,11 +216,7 @@ void ResultQueueImpl::Append(int32_t token, const RowLogprobs* logprobs, int64_t
   }
   last_token_us_ = now_us;
   tokens_.push_back(token);
-  if (logprobs != nullptr) {
-    output_logprobs_.chosen.push_back(logprobs->chosen);
-    output_logprobs_.top.insert(output_logprobs_.top.end(), logprobs->top.begin(),
-                                logprobs->top.end());
-  }
+  if (logprobs != nullptr) output_logprobs_.Add(logprobs->chosen, logprobs->top);
 }
 
 void ResultQueueImpl::AppendRanked(std::span<const int32_t> tokens, const OutputLogprobs& logprobs,
@@ -260,7 +253,7 @@ void ResultQueueImpl::Finish(FinishReason reason, const std::string& error, int6
       status_ = GenerateRequestStatus::kGenerateFinished;
   }
   reason_ = reason;
-  error_ = ErrorText("", error);
+  error_ = ErrorText(error);
   finished_us_ = now_us;
   AnnounceLocked([](const std::shared_ptr<CompletionSetImpl>& set) { set->Signal(); });
 }
@@ -276,12 +269,8 @@ bool ResultQueueImpl::WaitTerminal(int64_t timeout_ms) {
   MutexLock lock(mutex_);
   ++num_waiters_;
   const auto terminal = [this]() AS_REQUIRES(mutex_) { return IsTerminal(status_); };
-  bool done = true;
-  if (timeout_ms < 0) {
-    changed_.wait(lock.native(), terminal);
-  } else {
-    done = changed_.wait_for(lock.native(), std::chrono::milliseconds(timeout_ms), terminal);
-  }
+  const bool done =
+      changed_.wait_for(lock.native(), std::chrono::milliseconds(timeout_ms), terminal);
   --num_waiters_;
   return done;
 }

@@ -65,8 +65,7 @@ class ResultQueueImpl final : public ResultQueue,
   void Finish(FinishReason reason, const std::string& error, int64_t now_us);
   void Announce(CompletionSets& unsignalled);
 
-  // Blocks until terminal; false on timeout. timeout_ms < 0 waits for ever.
-  // In a fork: at once.
+  // Blocks until terminal; false on timeout, which is at most kLongestWaitMs. In a fork: at once.
   bool WaitTerminal(int64_t timeout_ms);
   void AttachSet(std::shared_ptr<CompletionSetImpl> set, bool only_end);
 

@@ -3,7 +3,6 @@
 // allocates afterwards.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "engine/installed_model.h"

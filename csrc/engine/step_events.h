@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "engine/logits_buffer.h"
@@ -31,6 +32,6 @@ struct StepEvent {
   }
 };
 
-using StepHook = void (*)(void* context, const StepEvent& event);
+using StepHook = std::function<void(const StepEvent&)>;
 
 }  // namespace allspark

@@ -56,7 +56,7 @@ SchedulerConfig MakeSchedulerConfig(const InstalledModel& model) {
       .block_size = config.block_size,
       .num_blocks = sizes.num_blocks,
       .max_draft_rows = config.max_draft_rows,
-      .draft_row_cost = sizes.row_cost,
+      .draft_row_cost = sizes.draft_row_cost,
       .enable_prefix_cache = config.enable_prefix_cache,
       .prefix_cache_ttl_us = config.prefix_cache_ttl * 1000000,
       .max_pinned_blocks = sizes.num_blocks - CeilDiv(config.engine_max_length, config.block_size),
@@ -114,7 +114,7 @@ bool StepLoop::TakeMail() {
     try {
       AddToScheduler(request);
     } catch (const std::exception& error) {
-      EndRequest(request, FinishReason::kError, ErrorText("", error.what()));
+      EndRequest(request, FinishReason::kError, ErrorText(error.what()));
     }
     request = next;
   }
@@ -152,7 +152,7 @@ void StepLoop::RunStep() {
     } else if (scheduler_.first_waiting() != nullptr) {
       // Nothing runs and the first in line cannot be admitted: it never will be.
       EndRequest(Request::Of(scheduler_.first_waiting()), FinishReason::kInterrupted,
-                 ErrorText("", "the KV cache cannot hold this request"));
+                 ErrorText("the KV cache cannot hold this request"));
     }
     return;
   }
@@ -321,11 +321,11 @@ void StepLoop::AdvanceSearch(Request* beam, const SamplingRow& row) {
 }
 
 void StepLoop::Report(const StepEvent& event) const {
-  if (context_.hook != nullptr) context_.hook(context_.hook_context, event);
+  if (context_.hook) context_.hook(event);
 }
 
 void StepLoop::ReportLogits() {
-  if (context_.hook == nullptr) return;
+  if (!context_.hook) return;
   for (size_t i = 0; i < batch_.num_rows(); ++i) {
     Report({.phase = StepPhase::kLogits,
             .request_id = batch_.sampled(i)->spec.request_id,

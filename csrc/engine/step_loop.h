@@ -31,10 +31,9 @@ class StepLoop {
     const InstalledModel& model;
     Mailbox& mailbox;
     Statistics& statistics;
-    StepTrace* trace = nullptr;       // null: none is kept
-    OpProfile* op_profile = nullptr;  // null: nothing is measured
-    StepHook hook = nullptr;          // tests only
-    void* hook_context = nullptr;
+    StepTrace* trace = nullptr;        // null: none is kept
+    OpProfile* op_profile = nullptr;   // null: nothing is measured
+    StepHook hook;                     // tests only; empty: none
     std::function<EngineStat()> stat;  // for the log
   };
   explicit StepLoop(Context context);

@@ -87,7 +87,7 @@ void StepLoop::FailStep(const std::vector<PlannedChunk>& plan, const char* messa
   for (const PlannedChunk& chunk : plan) {
     // A request that ended before the exception is gone already (state kNone).
     if (chunk.sequence->state == ScheduledSequence::State::kNone) continue;
-    EndRequest(Request::Of(chunk.sequence), FinishReason::kError, ErrorText("", message));
+    EndRequest(Request::Of(chunk.sequence), FinishReason::kError, ErrorText(message));
   }
 }
 

@@ -6,9 +6,9 @@
 
 namespace allspark {
 
-StepOutputs::StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice,
+StepOutputs::StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_logits_rows,
                          const kernels::KernelTable& kernels)
-    : max_slice_(max_slice), kernels_(kernels), scores_(static_cast<size_t>(max_slice)) {
+    : kernels_(kernels), scores_(static_cast<size_t>(max_logits_rows)) {
   parts_.reserve(static_cast<size_t>(max_batch));
   rows_.reserve(static_cast<size_t>(max_tokens));
   row_tokens_.reserve(static_cast<size_t>(max_tokens));
@@ -79,7 +79,7 @@ void StepOutputs::WriteRow(const Row& row, const float* logits, int64_t vocab_si
 void StepOutputs::Write(Decoder& decoder, ThreadPool& pool, LogitsBuffer& logits,
                         int64_t first_row) {
   for (const Part& part : parts_) WriteStates(part, decoder, logits);
-  const int64_t slice = std::min(logits.num_rows() - first_row, max_slice_);
+  const int64_t slice = logits.num_rows() - first_row;
   AS_CHECK(slice >= 1) << "no row of logits is left for what requests want of this step";
   const int64_t vocab_size = decoder.vocab_size();
   for (size_t begin = 0; begin < rows_.size(); begin += static_cast<size_t>(slice)) {

@@ -20,8 +20,8 @@ namespace allspark {
 
 class StepOutputs {
  public:
-  // max_slice: the most rows of logits computed in one go.
-  StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_slice,
+  // max_logits_rows: of the buffer that Write gets.
+  StepOutputs(int64_t max_batch, int64_t max_tokens, int64_t max_logits_rows,
               const kernels::KernelTable& kernels);
 
   void Clear();
@@ -51,7 +51,6 @@ class StepOutputs {
   // Sets scores_[index] and keeps the logits, where wanted.
   void WriteRow(const Row& row, const float* logits, int64_t vocab_size, size_t index);
 
-  const int64_t max_slice_;
   const kernels::KernelTable& kernels_;
   std::vector<Part> parts_;
   std::vector<Row> rows_;

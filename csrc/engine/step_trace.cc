@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "base/json.h"
@@ -146,8 +146,9 @@ Status StepTrace::Write(const std::string& path) const {
   file.write(json.data(), static_cast<std::streamsize>(json.size()));
   file.close();
   if (file) return Status::Ok();
-  return Status(StatusCode::kInternal, AsStatus::kIoError,
-                "the trace cannot be written to " + path + ": " + std::strerror(errno));
+  return Status(
+      StatusCode::kInternal, AsStatus::kIoError,
+      "the trace cannot be written to " + path + ": " + std::generic_category().message(errno));
 }
 
 }  // namespace allspark

@@ -8,6 +8,7 @@
 #include "memory/bfc_allocator.h"
 #include "model/decoder.h"
 #include "ops/kv_memory.h"
+#include "platform/system_limits.h"
 #include "platform/thread_pool.h"
 #include "sampling/host_sampler.h"
 #include "weights/model_reader.h"
@@ -31,15 +32,13 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                                          const std::vector<int32_t>& ids,
                                          const ForwardOptions& options) {
   ThreadPool pool(static_cast<int>(options.num_threads), /*pin=*/false);
-  Result<std::unique_ptr<Allocator>> allocator = CreateCpuBfcAllocator({}, TotalMemoryBytes());
-  if (!allocator.ok()) return allocator.status();
-  Result<std::unique_ptr<ModelReader>> reader =
-      image != nullptr ? ModelReader::OpenImage(image, &pool)
-                       : ModelReader::OpenFiles(graph_path, param_path, &pool);
-  if (!reader.ok()) return reader.status();
-  const Result<const kernels::KernelTable*> table = ChooseKernels(options.isa);
-  if (!table.ok()) return table.status();
-  CpuDevice device(**allocator, pool, **table);
+  AS_ASSIGN_OR_RETURN(const std::unique_ptr<Allocator> allocator,
+                      CreateCpuBfcAllocator({}, TotalMemory().bytes));
+  AS_ASSIGN_OR_RETURN(const std::unique_ptr<ModelReader> reader,
+                      image != nullptr ? ModelReader::OpenImage(image, &pool)
+                                       : ModelReader::OpenFiles(graph_path, param_path, &pool));
+  AS_ASSIGN_OR_RETURN(const kernels::KernelTable* const table, ChooseKernels(options.isa));
+  CpuDevice device(*allocator, pool, *table);
 
   const auto num_tokens = static_cast<int64_t>(ids.size());
   const DecoderOptions decoder_options{.max_length = std::max<int64_t>(num_tokens, 2),
@@ -49,21 +48,19 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                                        .cache_mode = options.cache_mode,
                                        .rope_scaling_factor = options.rope_scaling_factor,
                                        .use_logn_attn = options.use_logn_attn};
-  Result<std::unique_ptr<Decoder>> decoder = Decoder::Create(**reader, decoder_options, device);
-  if (!decoder.ok()) return decoder.status();
+  AS_ASSIGN_OR_RETURN(const std::unique_ptr<Decoder> decoder,
+                      Decoder::Create(*reader, decoder_options, device));
   const int64_t num_blocks = CeilDiv(num_tokens, options.block_size);
-  Result<KvMemory> kv = KvMemory::Create(device, (*decoder)->kv_shape(), num_blocks);
-  if (!kv.ok()) return kv.status();
-  Result<Buffer> scratch =
-      Buffer::Create(allocator->get(), static_cast<size_t>((*decoder)->arena_bytes()));
-  if (!scratch.ok()) return scratch.status();
-  StepArena arena(std::move(*scratch));
+  AS_ASSIGN_OR_RETURN(KvMemory kv, KvMemory::Create(device, decoder->kv_shape(), num_blocks));
+  AS_ASSIGN_OR_RETURN(Buffer scratch,
+                      Buffer::Create(allocator.get(), static_cast<size_t>(decoder->arena_bytes())));
+  StepArena arena(std::move(scratch));
 
   std::vector<int32_t> table_ids(static_cast<size_t>(num_blocks));
   for (size_t i = 0; i < table_ids.size(); ++i) table_ids[i] = static_cast<int32_t>(i);
   std::vector<int32_t> positions(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(i);
-  const int64_t vocab_size = (*decoder)->vocab_size();
+  const int64_t vocab_size = decoder->vocab_size();
   std::vector<float> logits(ids.size() * static_cast<size_t>(vocab_size));
 
   size_t chunk_index = 0;
@@ -85,7 +82,7 @@ Result<std::vector<float>> ForwardLogits(std::shared_ptr<const ModelImage> image
                       .num_sequences = 1,
                       .num_logits_rows = count};
     arena.Reset();
-    (*decoder)->Forward(batch, kv->pool(), arena, logits.data() + begin * vocab_size);
+    decoder->Forward(batch, kv.pool(), arena, logits.data() + begin * vocab_size);
     begin += count;
     ++chunk_index;
   }
@@ -104,15 +101,15 @@ Result<SampledRows> SampleTokens(const GenerationConfig& config, const std::vect
   for (int64_t seed : seeds) {
     GenerationConfig seeded = config;
     seeded.seed = seed;
-    Result<std::shared_ptr<Request>> request =
-        Request::Create(1, prompt, seeded, limits, std::make_shared<CompletionSetImpl>());
-    if (!request.ok()) return request.status();
-    for (int64_t token : output) (void)(*request)->Append(static_cast<int32_t>(token));
+    AS_ASSIGN_OR_RETURN(
+        const std::shared_ptr<Request> request,
+        Request::Create(1, prompt, seeded, limits, std::make_shared<CompletionSetImpl>()));
+    for (int64_t token : output) (void)request->Append(static_cast<int32_t>(token));
     sampled.logits = logits;
-    SamplingRow row = (*request)->NextRow(sampled.logits.data());
+    SamplingRow row = request->NextRow(sampled.logits.data());
     sampler.Sample(&row, 1);
     sampled.tokens.push_back(row.token);
-    sampled.logprobs = (*request)->logprobs;
+    sampled.logprobs = request->logprobs;
   }
   return sampled;
 }

@@ -19,8 +19,7 @@ using DeviceMaker = std::function<std::shared_ptr<Device>(CpuDevice::Parts)>;
 
 struct TestingAccess {
   // Events of the model's step thread go to `hook`; the model must not be Running.
-  static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook,
-                            void* context);
+  static Status SetStepHook(Engine& engine, const std::string& model_name, StepHook hook);
   // Models installed from now on compute on what `maker` makes; null: on the CPU.
   static void SetDeviceMaker(Engine& engine, DeviceMaker maker);
   // The same for engines made from now on; set before there are threads.
@@ -34,7 +33,7 @@ struct TestingAccess {
   // Models installed from now on find the machine's NUMA nodes in `directory` (ReadNumaNodes).
   static void SetNumaDirectory(Engine& engine, std::string directory);
   // The device allocator's statistics.
-  static Result<AllocatorStats> DeviceStats(Engine& engine);
+  static AllocatorStats DeviceStats(Engine& engine);
 };
 
 // Names of the kernel tables this machine can run, weakest first.

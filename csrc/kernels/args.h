@@ -26,6 +26,8 @@ inline constexpr int64_t kMostStripRows = 16;
 // Attention reduces over chunks of this many key positions, aligned at multiples of it, and merges
 // the chunks' partial results in ascending order. A multiple of every legal KV block size.
 inline constexpr int64_t kAttentionChunk = 256;
+// Every KV block size is a multiple of this: so many tokens, aligned, lie in one block.
+inline constexpr int64_t kLeastBlockSize = 16;
 
 static AS_ALWAYS_INLINE int64_t PackGroup(int64_t element_bytes) { return 4 / element_bytes; }
 
@@ -42,7 +44,7 @@ static AS_ALWAYS_INLINE int64_t RowScales(int64_t cols, int64_t scale_group) {
 }
 
 // The zero point of symmetric weights of `bits` bits, which are stored as q + zero.
-static AS_ALWAYS_INLINE int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
+static AS_ALWAYS_INLINE constexpr int32_t SymmetricZero(int64_t bits) { return 1 << (bits - 1); }
 
 // How scales and offsets are stored.
 enum class ScaleType : int32_t {

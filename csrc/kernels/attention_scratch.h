@@ -1,6 +1,6 @@
-// Sizes of the scratch memory of one attention call, in floats; the CPU kernels and
-// AttentionScratchFloats share them. Every region is a multiple of 64 bytes. The kernel aligns the
-// start to 64 bytes, so the caller's pointer need not be aligned.
+// Sizes of the scratch memory of one attention call, in floats; the CPU kernels and their callers
+// share them. Every region is a multiple of 64 bytes. The kernel aligns the start to 64 bytes, so
+// the caller's pointer need not be aligned.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ static AS_ALWAYS_INLINE int64_t AttentionDim(int64_t head_dim) {
   return (head_dim + kAttentionDimPadding - 1) / kAttentionDimPadding * kAttentionDimPadding;
 }
 
-// A partial result: the weighted sum, then the maximum and the denominator in a cache line of their
-// own.
-static AS_ALWAYS_INLINE int64_t PartialFloats(int64_t head_dim) {
+// Of the partial result of one chunk and one query head: the weighted sum, then the maximum and the
+// denominator in a cache line of their own.
+static AS_ALWAYS_INLINE int64_t AttentionPartialFloats(int64_t head_dim) {
   return AttentionDim(head_dim) + 16;
 }
 
@@ -38,5 +38,10 @@ inline constexpr int64_t kAttentionScratchPerDim = 3 * kAttentionRows + kAttenti
 // and of values, and one vector beyond the elements. 16 floats align the start.
 inline constexpr int64_t kAttentionScratchBase =
     (6 + kAttentionChunk) * kAttentionRows + 2 * kAttentionChunk + 16 + 16;
+
+// Of all scratch memory that one call needs, in any table.
+static AS_ALWAYS_INLINE int64_t AttentionScratchFloats(int64_t head_dim) {
+  return kAttentionScratchBase + kAttentionScratchPerDim * AttentionDim(head_dim);
+}
 
 }  // namespace allspark::kernels

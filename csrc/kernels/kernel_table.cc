@@ -102,13 +102,6 @@ struct TableSet {
 
 }  // namespace
 
-int64_t AttentionScratchFloats(int64_t group, int64_t head_dim) {
-  (void)group;  // Rows are (token, head) pairs and are taken a fixed number at a time.
-  return kAttentionScratchBase + kAttentionScratchPerDim * AttentionDim(head_dim);
-}
-
-int64_t AttentionPartialFloats(int64_t head_dim) { return PartialFloats(head_dim); }
-
 int64_t AttentionTileTokens(int64_t group) {
   const int64_t tokens = kAttentionRows / (group > 0 ? group : 1);
   return tokens > 0 ? tokens : 1;

@@ -12,10 +12,6 @@
 
 namespace allspark::kernels {
 
-// Floats of scratch memory that one attention call needs, in any table.
-int64_t AttentionScratchFloats(int64_t group, int64_t head_dim);
-// Floats of the partial result of one chunk and one query head.
-int64_t AttentionPartialFloats(int64_t head_dim);
 // Query tokens per attention work item for which the kernels are tuned (a hint for the split).
 int64_t AttentionTileTokens(int64_t group);
 

@@ -16,9 +16,7 @@ struct AllocatorStats {
   int64_t num_allocs = 0;    // calls so far
   int64_t num_live = 0;      // allocations not freed yet
   int64_t bytes_in_use = 0;  // requested sizes, rounded up to kBufferAlignment
-  int64_t peak_bytes_in_use = 0;
-  int64_t largest_alloc_bytes = 0;
-  int64_t pool_bytes = 0;  // the region's reserved size
+  int64_t pool_bytes = 0;    // the region's reserved size
   int64_t largest_free_bytes = 0;
 };
 

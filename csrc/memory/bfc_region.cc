@@ -1,13 +1,13 @@
 #include "memory/bfc_region.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/int_math.h"
@@ -41,11 +41,6 @@ std::byte* AlignUp(std::byte* p, size_t alignment) {
   return beyond == 0 ? p : p + (alignment - beyond);
 }
 
-std::string ErrnoText(int error) {
-  char text[128];
-  return strerror_r(error, text, sizeof(text));
-}
-
 // Puts memory behind every page of the range now.
 int Populate(std::byte* begin, size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
@@ -71,8 +66,9 @@ Result<std::unique_ptr<BfcRegion>> BfcRegion::Create(int64_t bytes, bool grow) {
       mmap(nullptr, mapping_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
     const int error = errno;
-    return Status::ResourceExhausted("cannot reserve " + std::to_string(size) +
-                                     " bytes of address space: " + ErrnoText(error));
+    return Status::ResourceExhausted(
+        "cannot reserve " + std::to_string(size) +
+        " bytes of address space: " + std::generic_category().message(error));
   }
   std::byte* const first = static_cast<std::byte*>(mapping);
   std::unique_ptr<BfcRegion> region(
@@ -84,8 +80,9 @@ Result<std::unique_ptr<BfcRegion>> BfcRegion::Create(int64_t bytes, bool grow) {
     int error = region->Commit(region->base_ + size) ? 0 : errno;
     if (error == 0) error = Populate(region->base_, size);
     if (error != 0) {
-      return Status::ResourceExhausted("cannot commit " + std::to_string(size) +
-                                       " bytes of memory: " + ErrnoText(error));
+      return Status::ResourceExhausted(
+          "cannot commit " + std::to_string(size) +
+          " bytes of memory: " + std::generic_category().message(error));
     }
   }
   return region;
@@ -160,12 +157,9 @@ std::byte* BfcRegion::AllocateLocked(size_t size) {
   }
   chunk.dirty_begin = chunk.dirty_end = nullptr;
 
-  const int64_t signed_size = static_cast<int64_t>(size);
   ++stats_.num_allocs;
   ++stats_.num_live;
-  stats_.bytes_in_use += signed_size;
-  stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
-  stats_.largest_alloc_bytes = std::max(stats_.largest_alloc_bytes, signed_size);
+  stats_.bytes_in_use += static_cast<int64_t>(size);
   return begin;
 }
 

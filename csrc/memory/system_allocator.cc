@@ -1,6 +1,5 @@
 #include "memory/system_allocator.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -39,8 +38,6 @@ void* SystemAllocator::Allocate(size_t bytes) {
   ++stats_.num_allocs;
   ++stats_.num_live;
   stats_.bytes_in_use += signed_size;
-  stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
-  stats_.largest_alloc_bytes = std::max(stats_.largest_alloc_bytes, signed_size);
   return ptr;
 }
 

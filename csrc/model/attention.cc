@@ -13,7 +13,7 @@ namespace {
 
 QueryKeyValue Project(const OpContext& context, const DecoderShape& shape,
                       const AttentionWeights& weights, const StepInput& step, const Workspace& w) {
-  const ConstMatrix read = ReadResidual(context, weights.norm, weights.qkv.activation, w);
+  const ConstMatrix read = ReadResidual(context, weights.norm, weights.qkv.input, w);
   const ConstMatrix normed = InOrder(context, read, weights.qkv, w);
   Linear(context, normed, weights.qkv, /*accumulate=*/false, w.qkv,
          step.lora->Layer(context, normed, step.layer, &LoraLayer::qkv, w.lora));
@@ -68,12 +68,12 @@ void RunAttention(const OpContext& context, const DecoderShape& shape,
   KvWrite(context, kv, step.sequences, keys, qkv.v);
   // Written in float32 if it is quantised next, otherwise in the compute type, in which v_up reads
   // latents.
-  const InputFormat o_input = weights.o.activation;
+  const InputFormat o_input = weights.o.input;
   Matrix attended =
       w.attended.As(o_input.dtype == DType::kInt8 && !latents ? DType::kFloat32 : shape.compute);
   AttentionParams params = MakeAttentionParams(shape, weights.window, step.max_length);
   params.slopes = step.alibi_slopes;
-  PagedAttention(context, params, kv, step.sequences, qkv.q, w.scratch, attended);
+  PagedAttention(context, params, kv, step.sequences, qkv.q, w.attention_scratch, attended);
   if (latents) attended = ValuesOfLatents(context, shape, weights, attended, *step.tasks, w);
   const ConstMatrix rounded = Rounded(context, attended, o_input, w.o_input);
   const ConstMatrix x = InOrder(context, rounded, weights.o, w);

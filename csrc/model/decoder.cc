@@ -31,15 +31,43 @@ WorkspaceSize SizeFor(int64_t tokens, const DecoderOptions& options) {
           options.lora_max_rank > 0 ? MaxLoraColumns(options.lora_max_rank) : 0};
 }
 
-// Bytes of the largest step's integers: tokens, positions, rows of logits, and a block table for
-// every sequence. With what each loses by alignment.
+Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + " is " + std::to_string(value) +
+                                 "; it must be in [" + std::to_string(min) + ", " +
+                                 std::to_string(max) + "]");
+}
+
+// InvalidArgument naming the option, the value and the bound.
+Status CheckOptions(const DecoderOptions& options) {
+  AS_RETURN_IF_ERROR(CheckOption("max_length", options.max_length, 1, kMaxPositions));
+  AS_RETURN_IF_ERROR(CheckOption("max_tokens", options.max_tokens, 1, kMaxPositions));
+  AS_RETURN_IF_ERROR(CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
+  if (options.rope_scaling_factor != 0 && !(options.rope_scaling_factor >= 1)) {
+    return Status::InvalidArgument("rope_scaling_factor is " +
+                                   std::to_string(options.rope_scaling_factor) +
+                                   "; it must be 0 (off), or 1 or more");
+  }
+  const int64_t block_size = options.block_size;
+  if (block_size != 16 && block_size != 32 && block_size != 64 && block_size != 128) {
+    return Status::InvalidArgument("block_size is " + std::to_string(block_size) +
+                                   "; it must be 16, 32, 64 or 128");
+  }
+  return Status::Ok();
+}
+
+// Bytes of the largest step's integers: tokens, positions, sequences with a block table each, and
+// rows of logits. Every Put may lose some by alignment: four of a batch, and one for each table and
+// each call of Logits, which has a token or more.
 int64_t ImageBytes(const DecoderOptions& options) {
-  const int64_t tables = options.max_tokens * CeilDiv(options.max_length, options.block_size);
-  const int64_t rows = options.max_logits_rows + options.max_tokens;
-  const int64_t integers = 2 * options.max_tokens + tables;
-  return 4 * integers + 8 * rows +
-         static_cast<int64_t>(sizeof(SequenceRange)) * options.max_tokens +
-         16 * (4 + 3 * options.max_tokens);
+  const int64_t tokens = options.max_tokens;
+  const int64_t tables = tokens * CeilDiv(options.max_length, options.block_size);
+  const auto bytes = [](int64_t count, size_t of_each) {
+    return count * static_cast<int64_t>(of_each);
+  };
+  return bytes(2 * tokens + tables, sizeof(int32_t)) + bytes(tokens, sizeof(SequenceRange)) +
+         bytes(options.max_logits_rows + tokens, sizeof(int64_t)) +
+         (4 + 2 * tokens) * StepImage::kAlignment;
 }
 
 KvShape KvShapeOf(const DecoderShape& shape, const DecoderOptions& options) {
@@ -270,13 +298,13 @@ void DecoderImpl::RunLayers(const Batch& batch, const KvPool& kv, StepArena& are
     const bool windowed = shape.window_rope && weights.attention.window > 0;
     step.rope = windowed ? parts_.window_rope.view() : parts_.rope.view();
     if (shape.parallel_residual && !shape.shares_normed()) {
-      ReadResidualInto(context_, weights.mlp.norm, weights.mlp.gate_up.activation, w.mlp_normed, w);
+      ReadResidualInto(context_, weights.mlp_norm, weights.mlp.gate_up.input, w.mlp_normed, w);
     }
     RunAttention(context_, shape, weights.attention, {kv, layer}, step, w);
     if (weights.moe.router.data != nullptr) {
-      RunExperts(context_, shape, weights.moe, layer, lora_, w);
+      RunExperts(context_, shape, weights, step, w);
     } else {
-      RunMlp(context_, shape, weights.mlp, layer, lora_, w);
+      RunMlp(context_, shape, weights, step, w);
     }
   }
 }
@@ -310,7 +338,7 @@ void DecoderImpl::LogitsOf(const int64_t* tokens, const int64_t* row_ids, int64_
   AS_CHECK(num_tokens <= workspace_.residual.rows)
       << "batch: " << num_tokens << " rows of logits of " << workspace_.residual.rows << " tokens";
   // The norm reads only the wanted rows, and writes them to a buffer that no layer needs any more.
-  Matrix rows = workspace_.normed.As(parts_.weights.lm_head.activation);
+  Matrix rows = workspace_.normed.As(parts_.weights.lm_head.input);
   rows.rows = num_tokens;
   NormGather(context_, workspace_.residual, row_ids, parts_.weights.final_norm, rows);
   const ConstMatrix x = InOrder(context_, rows, parts_.weights.lm_head, workspace_);
@@ -365,43 +393,34 @@ Result<std::unique_ptr<Decoder>> CreateImpl(const ModelReader& weights,
                                             const DecoderOptions& options, Device& device) {
   DecoderParts parts(device);
   parts.options = options;
-  AS_RETURN_IF_ERROR(CheckDecoderOptions(options));
-  Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
-  if (!shape.ok()) return shape.status();
-  parts.shape = *shape;
+  AS_RETURN_IF_ERROR(CheckOptions(options));
+  AS_ASSIGN_OR_RETURN(parts.shape, MakeDecoderShape(weights.spec(), options.cache_mode));
   AS_RETURN_IF_ERROR(CheckLearnedPositions(parts.shape, options.max_length));
   AS_RETURN_IF_ERROR(CheckOps(parts.shape, weights.spec(), device.ops()));
-  Result<DecoderWeights> bound = BindWeights(weights, parts.shape, parts.placed);
-  if (!bound.ok()) return bound.status();
-  parts.weights = std::move(*bound);
+  AS_ASSIGN_OR_RETURN(parts.weights, BindWeights(weights, parts.shape, parts.placed));
   if (device.copies_weights()) weights.ReleasePages();  // They have been read.
-  const auto make_rope = [&](const char* name, const float* inv_freq, RopeTable& table) {
-    Result<RopeTable> rope =
-        RopeTable::Create(parts.shape, name, inv_freq, options.max_length, device);
-    if (rope.ok()) table = std::move(*rope);
-    return rope.status();
+  const auto make_rope = [&](const char* name, const float* inv_freq) {
+    return RopeTable::Create(parts.shape, name, inv_freq, options.max_length, device);
   };
-  Result<std::vector<float>> frequencies = Frequencies(parts);
-  if (!frequencies.ok()) return frequencies.status();
+  AS_ASSIGN_OR_RETURN(const std::vector<float> frequencies, Frequencies(parts));
   const bool has_rope = parts.shape.rotary_dim > 0;
-  AS_RETURN_IF_ERROR(
-      make_rope("rope.inv_freq", has_rope ? frequencies->data() : nullptr, parts.rope));
-  AS_RETURN_IF_ERROR(
-      make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq, parts.window_rope));
-  Result<StepImage> image = StepImage::Create(device, ImageBytes(options));
-  if (!image.ok()) return image.status();
+  AS_ASSIGN_OR_RETURN(parts.rope,
+                      make_rope("rope.inv_freq", has_rope ? frequencies.data() : nullptr));
+  AS_ASSIGN_OR_RETURN(parts.window_rope,
+                      make_rope("rope.window_inv_freq", parts.weights.rope_window_inv_freq));
+  AS_ASSIGN_OR_RETURN(StepImage image, StepImage::Create(device, ImageBytes(options)));
   return std::unique_ptr<Decoder>(
-      std::make_unique<DecoderImpl>(std::move(parts), std::move(*image), device));
+      std::make_unique<DecoderImpl>(std::move(parts), std::move(image), device));
 }
 
 }  // namespace
 
 Result<DecoderBytes> Decoder::Measure(const ModelReader& weights, const DecoderOptions& options,
                                       const Device& device) {
-  Result<DecoderShape> shape = MakeDecoderShape(weights.spec(), options.cache_mode);
-  if (!shape.ok()) return shape.status();
-  AS_RETURN_IF_ERROR(CheckLearnedPositions(*shape, options.max_length));
-  DecoderBytes bytes = BytesOf(*shape, options, device);
+  AS_ASSIGN_OR_RETURN(const DecoderShape shape,
+                      MakeDecoderShape(weights.spec(), options.cache_mode));
+  AS_RETURN_IF_ERROR(CheckLearnedPositions(shape, options.max_length));
+  DecoderBytes bytes = BytesOf(shape, options, device);
   if (device.copies_weights()) {
     for (const proto::TensorRecord& tensor : weights.file().tensors()) {
       bytes.weights += static_cast<int64_t>(tensor.bytes());

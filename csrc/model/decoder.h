@@ -8,7 +8,6 @@
 
 #include "allspark/config.h"
 #include "allspark/status.h"
-#include "base/dtype.h"
 #include "memory/step_arena.h"
 #include "model/batch.h"
 #include "ops/device.h"
@@ -46,7 +45,8 @@ struct DecoderBytes {
 class Decoder {
  public:
   // `weights` and `device` outlive the decoder. Unimplemented when the device lacks an operation
-  // that the spec needs (names op and dtype); DataLoss when a tensor is missing or misshapen.
+  // that the spec needs (names op and dtype); DataLoss when an order of columns is no permutation,
+  // or a rope frequency not finite.
   static Result<std::unique_ptr<Decoder>> Create(const ModelReader& weights,
                                                  const DecoderOptions& options, Device& device);
   // What Create and the steps will need, without creating a decoder. Errors as of MakeDecoderShape

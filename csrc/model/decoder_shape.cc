@@ -1,12 +1,14 @@
 #include "model/decoder_shape.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "base/field_list.h"
 #include "tensor/tensor_view.h"
-#include "weights/model_reader.h"
+#include "weights/experts.h"
+#include "weights/format.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {
@@ -18,27 +20,15 @@ static_assert(static_cast<int>(kernels::Activation::kRelu) == proto::RELU);
 static_assert(static_cast<int>(kernels::RouterScore::kSoftmax) == proto::ROUTER_SOFTMAX);
 static_assert(static_cast<int>(kernels::RouterScore::kSigmoid) == proto::ROUTER_SIGMOID);
 
-// Dimensions that kernels reduce over are stored in whole pack groups.
-Status CheckPackGroups(const proto::DecoderSpec& spec) {
-  const int64_t group = spec.compute_type() == proto::COMPUTE_BFLOAT16 ? 2 : 1;
-  const std::pair<const char*, int64_t> sizes[] = {{"head_dim", spec.head_dim()},
-                                                   {"hidden_size", spec.hidden_size()},
-                                                   {"intermediate_size", spec.intermediate_size()}};
-  for (const auto& [field, value] : sizes) {
-    if (value % group == 0) continue;
-    return Status::Unimplemented(std::string(field) + " is " + std::to_string(value) +
-                                 "; with compute type bfloat16 it must be a multiple of " +
-                                 std::to_string(group));
-  }
-  return Status::Ok();
-}
-
-Status CheckOption(const char* name, int64_t value, int64_t min, int64_t max) {
-  if (value >= min && value <= max) return Status::Ok();
-  return Status::InvalidArgument(std::string(name) + " is " + std::to_string(value) +
-                                 "; it must be in [" + std::to_string(min) + ", " +
-                                 std::to_string(max) + "]");
-}
+// Kernels read weights as files hold them.
+static_assert(kernels::kPanelColumns == weights::kPanelColumns);
+static_assert(kernels::kScaleBlock == weights::kScaleBlock);
+static_assert(kernels::SymmetricZero(4) == weights::SymmetricZero(4));
+static_assert(kernels::SymmetricZero(6) == weights::SymmetricZero(6));
+static_assert(kernels::SymmetricZero(8) == weights::SymmetricZero(8));
+static_assert(kernels::kMaxRoutedExperts == weights::kMaxExperts);
+static_assert(kernels::kMaxExpertsPerToken == weights::kMaxExpertsPerToken);
+static_assert(kernels::kMaxExpertGroups == weights::kMaxExpertGroups);
 
 // The scale that a spec means: 1 if the field is absent.
 float OneIfZero(float scale) { return scale == 0.0f ? 1.0f : scale; }
@@ -65,10 +55,8 @@ Status Missing(const DeviceOps& ops, const std::string& op, DType dtype) {
 }  // namespace
 
 Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode cache_mode) {
-  AS_RETURN_IF_ERROR(CheckPackGroups(spec));
   // RequiredTensors checks the spec's sizes, heads, rope, windows and enums.
-  const auto required = RequiredTensors(spec);
-  if (!required.ok()) return required.status();
+  AS_ASSIGN_OR_RETURN(const auto required, RequiredTensors(spec));
   DecoderShape shape;
   shape.vocab_size = spec.vocab_size();
   shape.hidden = spec.hidden_size();
@@ -102,15 +90,11 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.qk_norm_whole = spec.qk_norm_whole();
   shape.window_rope = spec.window_rope();
   shape.layer_norm = spec.norm_kind() == proto::LAYER_NORM;
-  shape.norm_bias = spec.norm_bias();
   shape.gated_mlp = !spec.ungated_mlp();
   shape.parallel_residual = spec.parallel_residual();
   shape.shared_norm = spec.shared_norm();
-  shape.learned_positions = spec.learned_positions() ? spec.max_position() : 0;
-  shape.embedding_norm = spec.embedding_norm();
-  shape.alibi = spec.alibi();
+  shape.learned_positions = spec.learned_positions();
   shape.router = MakeRouter(spec);
-  shape.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());
   shape.expert_intermediate = spec.expert_intermediate_size();
   shape.shared_intermediate = spec.shared_intermediate_size();
   shape.compute =
@@ -124,12 +108,12 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   shape.int8_activations =
       std::any_of(spec.weight_quant().begin(), spec.weight_quant().end(),
                   [](const proto::WeightQuant& quant) { return quant.quantize_activations(); });
-  for (const RequiredTensor& tensor : *required) {
+  for (const RequiredTensor& tensor : required) {
     if (tensor.dtype == DType::kInt32 && !tensor.name.ends_with(".down_order")) {
       shape.reordered_cols = std::max(shape.reordered_cols, tensor.shape[0]);
     }
   }
-  if (cache_mode != CacheMode::kDefault && shape.head_dim % 2 != 0) {
+  if (shape.cache != DType::kFloat32 && shape.head_dim % 2 != 0) {
     return Status::Unimplemented("cache_mode is " + FormatValue(cache_mode) + " and head_dim is " +
                                  std::to_string(shape.head_dim) +
                                  "; elements lie in pairs, which need an even one");
@@ -137,28 +121,11 @@ Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode 
   return shape;
 }
 
-Status CheckDecoderOptions(const DecoderOptions& options) {
-  AS_RETURN_IF_ERROR(CheckOption("max_length", options.max_length, 1, kMaxPositions));
-  AS_RETURN_IF_ERROR(CheckOption("max_tokens", options.max_tokens, 1, kMaxPositions));
-  AS_RETURN_IF_ERROR(CheckOption("max_logits_rows", options.max_logits_rows, 1, kMaxPositions));
-  if (options.rope_scaling_factor != 0 && !(options.rope_scaling_factor >= 1)) {
-    return Status::InvalidArgument("rope_scaling_factor is " +
-                                   std::to_string(options.rope_scaling_factor) +
-                                   "; it must be 0 (off), or 1 or more");
-  }
-  const int64_t block_size = options.block_size;
-  if (block_size != 16 && block_size != 32 && block_size != 64 && block_size != 128) {
-    return Status::InvalidArgument("block_size is " + std::to_string(block_size) +
-                                   "; it must be 16, 32, 64 or 128");
-  }
-  return Status::Ok();
-}
-
 Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length) {
-  if (shape.learned_positions == 0 || max_length <= shape.learned_positions) return Status::Ok();
+  if (!shape.learned_positions || max_length <= shape.max_position) return Status::Ok();
   return Status::InvalidArgument("max_length is " + std::to_string(max_length) +
                                  "; the model has embeddings of " +
-                                 std::to_string(shape.learned_positions) + " positions");
+                                 std::to_string(shape.max_position) + " positions");
 }
 
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
@@ -169,9 +136,9 @@ const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
   return nullptr;
 }
 
-InputFormat ActivationFormat(const proto::WeightQuant& quant, DType compute) {
-  if (!quant.quantize_activations()) return compute;
-  return {DType::kInt8, quant.activation_group_size()};
+InputFormat InputFormatOf(const proto::WeightQuant* quant, DType compute) {
+  if (quant == nullptr || !quant->quantize_activations()) return compute;
+  return {DType::kInt8, quant->activation_group_size()};
 }
 
 namespace {
@@ -188,12 +155,12 @@ Status CheckQuantOps(const DecoderShape& shape, const proto::DecoderSpec& spec,
                      const DeviceOps& ops) {
   for (const proto::WeightQuant& quant : spec.weight_quant()) {
     const DType weight = weights::QuantDType(quant),
-                activation = ActivationFormat(quant, shape.compute).dtype;
-    if (!ops.Has(OpKind::kLinear, weight, activation)) {
+                input = InputFormatOf(&quant, shape.compute).dtype;
+    if (!ops.Has(OpKind::kLinear, weight, input)) {
       return Missing(ops, "gemm", weight);
     }
-    if (quant.reordered() && !ops.Has(OpKind::kGatherColumns, activation)) {
-      return Missing(ops, "gather_columns", activation);
+    if (quant.reordered() && !ops.Has(OpKind::kGatherColumns, input)) {
+      return Missing(ops, "gather_columns", input);
     }
     if (quant.tensor() == "embedding" && !ops.Has(OpKind::kEmbedding, weight)) {
       return Missing(ops, "embedding", weight);

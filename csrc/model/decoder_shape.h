@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "allspark/config.h"
 #include "allspark/status.h"
 #include "base/dtype.h"
-#include "model/decoder.h"
 #include "ops/device_ops.h"
 #include "ops/moe.h"
 #include "ops/scale.h"
@@ -49,15 +48,11 @@ struct DecoderShape {
   bool qk_norm_whole = false;
   bool window_rope = false;
   bool layer_norm = false;  // of the stream, instead of RMSNorm
-  bool norm_bias = false;
   bool gated_mlp = true;
   bool parallel_residual = false;  // attention and MLP read the same stream
   bool shared_norm = false;        // by one norm
-  int64_t learned_positions = 0;   // rows of their table; 0: none
-  bool embedding_norm = false;
-  bool alibi = false;
-  RouterParams router;  // num_experts 0: no layer has experts; its bias is each layer's
-  std::vector<int64_t> dense_layers;  // ascending; the others have experts, if any has
+  bool learned_positions = false;  // max_position of them
+  RouterParams router;             // num_experts 0: no layer has experts; its bias is each layer's
   int64_t expert_intermediate = 0;
   int64_t shared_intermediate = 0;
   DType compute = DType::kUndefined;  // of GEMM inputs where they are not quantised
@@ -76,9 +71,6 @@ struct DecoderShape {
   const char* up_name() const { return gated_mlp ? "gate_up" : "up"; }
   int64_t up_cols() const { return gated_mlp ? 2 * intermediate : intermediate; }
   bool has_experts() const { return router.num_experts > 0; }
-  bool layer_has_experts(int64_t layer) const {
-    return has_experts() && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
-  }
   // Of the widest MLP.
   int64_t widest_intermediate() const {
     return std::max({intermediate, expert_intermediate, shared_intermediate});
@@ -96,12 +88,10 @@ struct DecoderShape {
   }
 };
 
-// InvalidArgument when the spec is inconsistent, Unimplemented when a size does not fit the packed
-// layouts; names the field, the value and the bound.
+// InvalidArgument when the spec is inconsistent, Unimplemented when a head does not fit the cache's
+// layout; names the field, the value and the bound.
 Result<DecoderShape> MakeDecoderShape(const proto::DecoderSpec& spec, CacheMode cache_mode);
 
-// InvalidArgument naming the option, the value and the bound.
-Status CheckDecoderOptions(const DecoderOptions& options);
 // InvalidArgument if max_length is above the number of learned positions.
 Status CheckLearnedPositions(const DecoderShape& shape, int64_t max_length);
 
@@ -114,7 +104,7 @@ inline constexpr int64_t kMostByteSum = 65536;
 // How a spec quantises the weight `tensor`; null: it does not.
 const proto::WeightQuant* FindWeightQuant(const proto::DecoderSpec& spec,
                                           const std::string& tensor);
-// The activations of a GEMM with a weight that is quantised so.
-InputFormat ActivationFormat(const proto::WeightQuant& quant, DType compute);
+// The input of products with a weight that is quantised so; null: in the compute type.
+InputFormat InputFormatOf(const proto::WeightQuant* quant, DType compute);
 
 }  // namespace allspark

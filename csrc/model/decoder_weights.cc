@@ -1,81 +1,30 @@
 #include "model/decoder_weights.h"
 
-#include <algorithm>
-#include <functional>
-#include <map>
-#include <span>
 #include <string>
-#include <utility>
 
 #include "base/check.h"
-#include "tensor/tensor_view.h"
-#include "weights/format.h"
 #include "weights/input_order.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {
 
-std::string Describe(DType dtype, proto::Layout layout, std::span<const int64_t> shape) {
-  return std::string(DTypeName(dtype)) + " " + weights::ShapeString(shape) + " " +
-         weights::LayoutName(layout);
-}
-
-Status CheckView(const RequiredTensor& expected, const WeightView& view,
-                 const std::string& source) {
-  const bool same = view.data != nullptr && view.dtype == expected.dtype &&
-                    view.layout == expected.layout &&
-                    view.rank == static_cast<int64_t>(expected.shape.size()) &&
-                    std::equal(expected.shape.begin(), expected.shape.end(), view.shape);
-  const std::string want = Describe(expected.dtype, expected.layout, expected.shape);
-  if (!same) {
-    const auto rank = static_cast<size_t>(std::clamp<int64_t>(view.rank, 0, 4));
-    return Status::DataLoss(source + ": tensor '" + expected.name + "' is " +
-                            Describe(view.dtype, view.layout, {view.shape, rank}) +
-                            "; the model's spec requires " + want);
-  }
-  Result<int64_t> bytes = weights::StoredBytes(expected);
-  if (!bytes.ok()) return bytes.status();
-  if (view.bytes != *bytes) {
-    return Status::DataLoss(source + ": tensor '" + expected.name + "' takes " +
-                            std::to_string(view.bytes) + " bytes; " + want + " takes " +
-                            std::to_string(*bytes));
+// Checks the orders of columns, which the reader has not looked at, so that binding cannot fail.
+Status CheckOrders(const ModelReader& reader) {
+  for (const proto::WeightQuant& quant : reader.spec().weight_quant()) {
+    if (!quant.reordered()) continue;
+    AS_ASSIGN_OR_RETURN(const WeightView view, reader.Find(quant.tensor()));
+    AS_RETURN_IF_ERROR(InputOrder(reader, quant.tensor(), view.shape[1]).status());
   }
   return Status::Ok();
 }
 
-// The tensors of the model's spec by name: what is not there, the model does not have.
-using TensorList = std::map<std::string, RequiredTensor, std::less<>>;
-
-// Checks all of them, so that binding cannot fail.
-Result<TensorList> CheckTensors(const ModelReader& reader) {
-  auto required = RequiredTensors(reader.spec());
-  if (!required.ok()) return required.status();
-  TensorList tensors;
-  for (RequiredTensor& tensor : *required) {
-    Result<WeightView> view = reader.Find(tensor.name);
-    if (!view.ok()) {
-      return Status::DataLoss(reader.source() + ": tensor '" + tensor.name +
-                              "' is missing; the model's spec requires it");
-    }
-    AS_RETURN_IF_ERROR(CheckView(tensor, *view, reader.source()));
-    const std::string name = tensor.name;
-    tensors.emplace(name, std::move(tensor));
-  }
-  for (const proto::WeightQuant& quant : reader.spec().weight_quant()) {
-    if (!quant.reordered()) continue;
-    Result<WeightView> view = reader.Find(quant.tensor());
-    AS_CHECK(view.ok()) << view.status().ToString();
-    AS_RETURN_IF_ERROR(InputOrder(reader, quant.tensor(), view->shape[1]).status());
-  }
-  return tensors;
-}
-
 // Makes the structs of weights from the tensors' names. Shapes, biases and scales follow from the
-// list; a struct without data stands for a tensor that the model does not have.
+// reader's views; a struct without data stands for a tensor that the model does not have.
 class Binder {
  public:
-  Binder(const ModelReader& reader, const TensorList& tensors, DType compute, PlacedWeights& placed)
-      : reader_(reader), tensors_(tensors), compute_(compute), placed_(placed) {}
+  Binder(const ModelReader& reader, DType compute, PlacedWeights& placed)
+      : reader_(reader), compute_(compute), placed_(placed) {}
 
   const float* Vector(const std::string& name) const {
     return Has(name) ? static_cast<const float*>(Find(name).data) : nullptr;
@@ -96,8 +45,8 @@ class Binder {
             n,
             k,
             Vector(name + "_bias"),
-            Scales(name, k, pieces),
-            quant == nullptr ? InputFormat(compute_) : ActivationFormat(*quant, compute_),
+            Scales(quant, name, k, pieces),
+            InputFormatOf(quant, compute_),
             op,
             Order(name, k)};
   }
@@ -109,17 +58,14 @@ class Binder {
   EmbeddingWeight Embedding(const std::string& name) const {
     if (!Has(name)) return {};
     const WeightView view = Find(name);
-    return {view.data,
-            view.dtype,
-            view.shape[0],
-            view.shape[1],
-            view.layout == proto::PANEL64,
-            Scales(name, view.shape[1])};
+    const int64_t cols = view.shape[1];
+    return {view.data, view.dtype, cols, /*packed=*/view.layout == proto::PANEL64,
+            Scales(FindWeightQuant(reader_.spec(), name), name, cols)};
   }
 
  private:
-  bool Has(const std::string& name) const { return tensors_.contains(name); }
-  // The order of the weight's input features, or null. CheckTensors has seen that it is valid.
+  bool Has(const std::string& name) const { return reader_.Find(name).ok(); }
+  // The order of the weight's input features, or null. CheckOrders has seen that it is valid.
   const int32_t* Order(const std::string& name, int64_t k) const {
     Result<const int32_t*> order = InputOrder(reader_, name, k);
     AS_CHECK(order.ok()) << order.status().ToString();
@@ -130,8 +76,8 @@ class Binder {
     if (quant.scale_codes()) return kernels::ScaleType::kCode;
     return quant.half_scales() ? kernels::ScaleType::kFloat16 : kernels::ScaleType::kBFloat16;
   }
-  WeightScales Scales(const std::string& name, int64_t k, int pieces = 1) const {
-    const proto::WeightQuant* quant = FindWeightQuant(reader_.spec(), name);
+  WeightScales Scales(const proto::WeightQuant* quant, const std::string& name, int64_t k,
+                      int pieces = 1) const {
     if (quant == nullptr) return {};
     WeightScales scales;
     const auto find = [&](const std::string& part) -> const void* {
@@ -166,12 +112,11 @@ class Binder {
   }
 
   const ModelReader& reader_;
-  const TensorList& tensors_;
   const DType compute_;
   PlacedWeights& placed_;
 };
 
-MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape, const std::string& prefix) {
+MoeWeights BindExperts(const Binder& binder, const std::string& prefix) {
   const auto linear = [&](Op op, const char* name) { return binder.Linear(op, prefix + name); };
   MoeWeights moe;
   moe.router = linear(Op::kRouter, "router");
@@ -182,7 +127,6 @@ MoeWeights BindExperts(const Binder& binder, const DecoderShape& shape, const st
   moe.down = linear(Op::kExpertsDown, "experts_down");
   moe.shared_gate_up = linear(Op::kExpertsGateUp, "shared_gate_up");
   moe.shared_down = linear(Op::kExpertsDown, "shared_down");
-  moe.activation = shape.activation;
   return moe;
 }
 
@@ -216,22 +160,12 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
   if (spec.layer_window_size() > 0) {
     attention.window = spec.layer_window(static_cast<int>(layer));
   }
-  const NormWeight mlp_norm = shape.shared_norm ? attention.norm : norm("mlp_norm");
-  const NormWeight mlp_post_norm = norm("mlp_post_norm");
-  if (shape.layer_has_experts(layer)) {
-    weights.moe = BindExperts(binder, shape, prefix);
-    weights.moe.norm = mlp_norm;
-    weights.moe.post_norm = mlp_post_norm;
-    return weights;
-  }
-  MlpWeights& mlp = weights.mlp;
-  mlp.norm = mlp_norm;
-  mlp.gate_up = binder.Linear(Op::kGateUp, prefix + shape.up_name(), shape.gated_mlp);
-  mlp.down = binder.Linear(Op::kDown, prefix + "down");
-  mlp.down.order = nullptr;  // The rows of gate and up have that order.
-  mlp.post_norm = mlp_post_norm;
-  mlp.activation = shape.activation;
-  mlp.gated = shape.gated_mlp;
+  weights.mlp_norm = shape.shared_norm ? attention.norm : norm("mlp_norm");
+  weights.mlp.gate_up = binder.Linear(Op::kGateUp, prefix + shape.up_name(), shape.gated_mlp);
+  weights.mlp.down = binder.Linear(Op::kDown, prefix + "down");
+  weights.mlp.down.order = nullptr;  // The rows of gate and up have that order.
+  weights.moe = BindExperts(binder, prefix);
+  weights.mlp_post_norm = norm("mlp_post_norm");
   return weights;
 }
 
@@ -239,9 +173,8 @@ LayerWeights BindLayer(const Binder& binder, const DecoderShape& shape,
 
 Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape,
                                    PlacedWeights& placed) {
-  Result<TensorList> tensors = CheckTensors(reader);
-  if (!tensors.ok()) return tensors.status();
-  const Binder binder(reader, *tensors, shape.compute, placed);
+  AS_RETURN_IF_ERROR(CheckOrders(reader));
+  const Binder binder(reader, shape.compute, placed);
   DecoderWeights weights;
   weights.embedding = binder.Embedding("embedding");
   weights.layers.reserve(static_cast<size_t>(shape.num_layers));

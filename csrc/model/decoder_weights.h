@@ -37,32 +37,27 @@ struct AttentionWeights {
 };
 
 struct MlpWeights {
-  NormWeight norm;
   LinearWeight gate_up;  // rows: gate, up; up alone where the spec has no gate
   // If its columns have another order, so have the rows of gate and up: down.order is null.
   LinearWeight down;
-  NormWeight post_norm;
-  kernels::Activation activation = kernels::Activation::kSilu;
-  bool gated = true;
 };
 
 // A mixture of experts in the place of an MLP.
 struct MoeWeights {
-  NormWeight norm;
   LinearWeight router;  // rows: experts, the shared expert's gate; data null: the layer has an MLP
   const float* router_bias = nullptr;  // null: the spec has none
   LinearWeight gate_up;                // expert after expert, rows: gate, up
   LinearWeight down;                   // expert after expert
   LinearWeight shared_gate_up;         // data null: there is none
   LinearWeight shared_down;
-  NormWeight post_norm;
-  kernels::Activation activation = kernels::Activation::kSilu;
 };
 
 struct LayerWeights {
   AttentionWeights attention;
-  MlpWeights mlp;  // one of these two
+  NormWeight mlp_norm;
+  MlpWeights mlp;  // one of these two; the other has no data
   MoeWeights moe;
+  NormWeight mlp_post_norm;
 };
 
 struct DecoderWeights {
@@ -78,9 +73,8 @@ struct DecoderWeights {
   const float* alibi_slopes = nullptr;          // [q_heads]; null without ALiBi
 };
 
-// DataLoss naming tensor and file when a tensor that the spec requires is missing or has another
-// dtype, shape, layout or size; ResourceExhausted where `placed` has no room. What is bound lies as
-// long as the reader and `placed` do.
+// DataLoss naming tensor and file when an order of columns is no permutation; ResourceExhausted
+// where `placed` has no room. What is bound lies as long as the reader and `placed` do.
 Result<DecoderWeights> BindWeights(const ModelReader& reader, const DecoderShape& shape,
                                    PlacedWeights& placed);
 

@@ -65,7 +65,7 @@ QueryKeyValue ProjectLatents(const OpContext& context, const DecoderShape& shape
   const auto lora = [&](const ConstMatrix& x, LoraWeight LoraLayer::*weight) {
     return step.lora->Layer(context, x, step.layer, weight, w.lora);
   };
-  ConstMatrix read = ReadResidual(context, weights.norm, own.latents.activation, w);
+  ConstMatrix read = ReadResidual(context, weights.norm, own.latents.input, w);
   ConstMatrix x = InOrder(context, read, own.latents, w);
   Linear(context, x, own.latents, /*accumulate=*/false, latents, lora(x, &LoraLayer::latents));
   const Matrix key = Columns(latents, shape.q_latent, shape.head_dim);
@@ -74,11 +74,11 @@ QueryKeyValue ProjectLatents(const OpContext& context, const DecoderShape& shape
   Rope(context, Columns(key, shape.kv_latent, shape.rotary_dim), 1, shape.rotary_dim,
        step.positions, step.rope);
   if (shape.q_latent > 0) {
-    const Matrix normed = w.latent.q_latent.As(own.q.activation);
+    const Matrix normed = w.latent.q_latent.As(own.q.input);
     Norm(context, Columns(latents, 0, shape.q_latent), own.q_norm, normed);
     read = normed;
-  } else if (own.q.activation != own.latents.activation) {
-    read = ReadResidual(context, weights.norm, own.q.activation, w);
+  } else if (own.q.input != own.latents.input) {
+    read = ReadResidual(context, weights.norm, own.q.input, w);
   }
   x = InOrder(context, read, own.q, w);
   Linear(context, x, own.q, /*accumulate=*/false, w.latent.queries, lora(x, &LoraLayer::q));

@@ -1,7 +1,6 @@
 #include "allspark/layer_runner.h"
 
 #include <algorithm>
-#include <cmath>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -17,6 +16,7 @@
 #include "ops/cpu/cpu_device.h"
 #include "ops/kv_memory.h"
 #include "platform/float_mode.h"
+#include "platform/system_limits.h"
 #include "platform/thread_pool.h"
 #include "tensor/tensor_view.h"
 #include "weights/model_reader.h"
@@ -38,7 +38,7 @@ class LayerRunnerImpl final : public LayerRunner {
       : length_(options.length),
         sequences_per_pass_(std::max<int64_t>(kPassTokens / options.length, 1)),
         pool_(num_threads, /*pin=*/false),
-        allocator_(TotalMemoryBytes()),
+        allocator_(TotalMemory().bytes),
         device_(allocator_, pool_, kernels),
         collector_(device_) {}
 
@@ -76,10 +76,7 @@ class LayerRunnerImpl final : public LayerRunner {
 };
 
 Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
-  Result<std::unique_ptr<ModelReader>> reader =
-      ModelReader::OpenImage(std::move(image), &pool_, /*verify=*/false);
-  if (!reader.ok()) return reader.status();
-  reader_ = std::move(*reader);
+  AS_ASSIGN_OR_RETURN(reader_, ModelReader::OpenImage(std::move(image), &pool_, /*verify=*/false));
   const proto::DecoderSpec& spec = reader_->spec();
   if (spec.learned_positions() && length_ > spec.max_position()) {
     return Status::InvalidArgument("length is " + std::to_string(length_) +
@@ -87,23 +84,17 @@ Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
                                    ", the positions that the model has embeddings of");
   }
   const int64_t max_tokens = sequences_per_pass_ * length_;
-  Result<std::unique_ptr<Decoder>> decoder =
-      Decoder::Create(*reader_,
-                      {.max_length = std::max<int64_t>(length_, 2),
-                       .max_tokens = max_tokens,
-                       .max_logits_rows = 1,
-                       .block_size = kBlockSize},
-                      device_);
-  if (!decoder.ok()) return decoder.status();
-  decoder_ = std::move(*decoder);
+  AS_ASSIGN_OR_RETURN(decoder_, Decoder::Create(*reader_,
+                                                {.max_length = length_,
+                                                 .max_tokens = max_tokens,
+                                                 .max_logits_rows = 1,
+                                                 .block_size = kBlockSize},
+                                                device_));
   const int64_t num_blocks = sequences_per_pass_ * CeilDiv(length_, kBlockSize);
-  Result<KvMemory> kv = KvMemory::Create(device_, decoder_->kv_shape(), num_blocks);
-  if (!kv.ok()) return kv.status();
-  kv_ = std::move(*kv);
-  Result<Buffer> scratch =
-      Buffer::Create(&allocator_, static_cast<size_t>(decoder_->arena_bytes()));
-  if (!scratch.ok()) return scratch.status();
-  arena_ = StepArena(std::move(*scratch));
+  AS_ASSIGN_OR_RETURN(kv_, KvMemory::Create(device_, decoder_->kv_shape(), num_blocks));
+  AS_ASSIGN_OR_RETURN(Buffer scratch,
+                      Buffer::Create(&allocator_, static_cast<size_t>(decoder_->arena_bytes())));
+  arena_ = StepArena(std::move(scratch));
   for (int64_t i = 0; i < num_blocks; ++i) blocks_.push_back(static_cast<int32_t>(i));
   for (int64_t i = 0; i < max_tokens; ++i) positions_.push_back(static_cast<int32_t>(i % length_));
   for (int64_t i = 0; i < max_tokens; ++i) tokens_.push_back(i);
@@ -112,12 +103,9 @@ Status LayerRunnerImpl::Open(std::shared_ptr<const ModelImage> image) {
 
 Status LayerRunnerImpl::Observe(const std::vector<std::string>& tensors, bool products) {
   for (const std::string& tensor : tensors) {
-    Result<WeightView> view = reader_->Find(tensor);
-    if (!view.ok()) return view.status();
-    const bool is_float = view->dtype == DType::kFloat32 || view->dtype == DType::kBFloat16 ||
-                          view->dtype == DType::kFloat16;
-    if (view->layout != proto::PANEL64 || !is_float) {
-      return Status::InvalidArgument("tensor '" + tensor + "' is " + DTypeName(view->dtype) +
+    AS_ASSIGN_OR_RETURN(const WeightView view, reader_->Find(tensor));
+    if (view.layout != proto::PANEL64 || !IsFloat(view.dtype)) {
+      return Status::InvalidArgument("tensor '" + tensor + "' is " + DTypeName(view.dtype) +
                                      "; it must be a matrix of float32, bfloat16 or float16");
     }
     const size_t dot = tensor.rfind('.');
@@ -128,7 +116,7 @@ Status LayerRunnerImpl::Observe(const std::vector<std::string>& tensors, bool pr
                                      "it must be one matrix, or those of experts");
     }
     const int64_t count = own.starts_with(kExperts) ? reader_->spec().num_experts() : 1;
-    collector_.Add(tensor, view->data, count, view->bytes / count, view->shape[1], products);
+    collector_.Add(tensor, view.data, count, view.bytes / count, view.shape[1], products);
   }
   return Status::Ok();
 }
@@ -229,20 +217,18 @@ Result<std::unique_ptr<LayerRunner>> LayerRunner::Create(std::shared_ptr<const M
     return Status::InvalidArgument("num_threads is " + std::to_string(options.num_threads) +
                                    "; it must be in [0, 4096]");
   }
-  const Result<const kernels::KernelTable*> table = ChooseKernels(options.isa);
-  if (!table.ok()) return table.status();
+  AS_ASSIGN_OR_RETURN(const kernels::KernelTable* const table, ChooseKernels(options.isa));
   const int num_threads =
       options.num_threads > 0 ? static_cast<int>(options.num_threads) : CpuCount();
   const DefaultFloatMode mode;
   try {
-    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads, **table);
+    auto runner = std::make_unique<LayerRunnerImpl>(options, num_threads, *table);
     AS_RETURN_IF_ERROR(runner->Open(std::move(image)));
     return std::unique_ptr<LayerRunner>(std::move(runner));
   } catch (const std::bad_alloc&) {
     return Status::ResourceExhausted("no memory for a runner of layers");
   } catch (const std::system_error& error) {
-    return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
-                                     ", but the system gives no more threads: " + error.what());
+    return NoMoreThreads(num_threads, error);
   } catch (const InternalError& error) {
     return Status::Internal(error.what());
   }

@@ -1,9 +1,8 @@
 #include "model/lora.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "model/panel_matrix.h"
 #include "tensor/tensor_view.h"
 #include "weights/input_order.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {
@@ -61,9 +61,8 @@ class LoraBuilder {
     int64_t bytes = 0;
     for (Target& target : targets_) bytes += TargetBytes(target);
     if (bytes == 0) return Status::InvalidArgument(file_.source() + " adapts nothing");
-    Result<Buffer> buffer = Buffer::Create(device.allocator(), static_cast<size_t>(bytes));
-    if (!buffer.ok()) return buffer.status();
-    adapter_->buffer_ = std::move(*buffer);
+    AS_ASSIGN_OR_RETURN(adapter_->buffer_,
+                        Buffer::Create(device.allocator(), static_cast<size_t>(bytes)));
     packed_.resize(static_cast<size_t>(bytes));
     for (Target& target : targets_) AS_RETURN_IF_ERROR(Pack(target));
     device.ops().Upload(adapter_->buffer_.data(), packed_.data(), packed_.size());
@@ -86,16 +85,11 @@ class LoraBuilder {
     const int32_t* row_order = nullptr;
   };
 
-  Status Error(const LoraPair& pair, const std::string& what) const {
-    return Status::InvalidArgument(file_.source() + ": the adapter of '" + pair.tensor + "' " +
-                                   what);
+  std::string Message(const LoraPair& pair, const std::string& what) const {
+    return file_.source() + ": the adapter of '" + pair.tensor + "' " + what;
   }
-
-  // How the weight's products read their input.
-  InputFormat InputOf(const std::string& tensor) const {
-    const proto::WeightQuant* quant = FindWeightQuant(model_.spec(), tensor);
-    return quant == nullptr ? InputFormat(shape_.compute)
-                            : ActivationFormat(*quant, shape_.compute);
+  Status Error(const LoraPair& pair, const std::string& what) const {
+    return Status::InvalidArgument(Message(pair, what));
   }
 
   // The model's weight of that name; weight null: it has none that takes adapters.
@@ -107,7 +101,8 @@ class LoraBuilder {
                                     [&](const auto& each) { return each.name == listed; });
     if (found == tensors_.end() || found->modules.empty()) return {};
     const int64_t rows = found->shape[0], cols = found->shape[1];
-    const InputFormat input = InputOf(found->name);
+    const InputFormat input =
+        InputFormatOf(FindWeightQuant(model_.spec(), found->name), shape_.compute);
     if (tensor == "lm_head") return {tensor, &adapter_->lm_head_, input, {rows}, cols};
     if (tensor == "embedding") {
       return {tensor, &adapter_->embedding_, shape_.compute, found->modules,
@@ -126,15 +121,11 @@ class LoraBuilder {
 
   Status FindOrders(Target& target) const {
     if (target.weight == nullptr || target.is_embedding) return Status::Ok();
-    Result<const int32_t*> cols = InputOrder(model_, target.tensor, target.cols);
-    if (!cols.ok()) return cols.status();
-    target.col_order = *cols;
+    AS_ASSIGN_OR_RETURN(target.col_order, InputOrder(model_, target.tensor, target.cols));
     // The rows of gate and up are the columns of down, and have their order.
     const std::string layer = target.tensor.substr(0, target.tensor.rfind('.') + 1);
     if (target.tensor != layer + shape_.up_name()) return Status::Ok();
-    Result<const int32_t*> rows = InputOrder(model_, layer + "down", shape_.intermediate);
-    if (!rows.ok()) return rows.status();
-    target.row_order = *rows;
+    AS_ASSIGN_OR_RETURN(target.row_order, InputOrder(model_, layer + "down", shape_.intermediate));
     return Status::Ok();
   }
 
@@ -173,11 +164,9 @@ class LoraBuilder {
     const int64_t row_end = pair.row_begin + pair.rows;
     if (target.input.dtype == DType::kInt8 && target.input.scale_group == 0 &&
         pair.cols > kMostByteSum) {
-      return Status::Unimplemented(Error(pair, "reads " + std::to_string(pair.cols) +
-                                                   " int8 features with one scale; at most " +
-                                                   std::to_string(kMostByteSum) +
-                                                   " are supported, or an activation_group_size")
-                                       .message());
+      return Status::Unimplemented(Message(
+          pair, "reads " + std::to_string(pair.cols) + " int8 features with one scale; at most " +
+                    std::to_string(kMostByteSum) + " are supported, or an activation_group_size"));
     }
     if (pair.rows < 1 || (pair.row_begin != 0 && !ends_at(pair.row_begin)) || !ends_at(row_end)) {
       std::string ends;
@@ -189,9 +178,8 @@ class LoraBuilder {
     }
     if (pair.rank < 1 || pair.rank > max_rank_) {
       return Status(StatusCode::kInvalidArgument, AsStatus::kLoraRankExceedLimitError,
-                    Error(pair, "has rank " + std::to_string(pair.rank) + "; lora_max_rank is " +
-                                    std::to_string(max_rank_))
-                        .message());
+                    Message(pair, "has rank " + std::to_string(pair.rank) + "; lora_max_rank is " +
+                                      std::to_string(max_rank_)));
     }
     for (const LoraPair* other : target.pairs) {
       if (pair.row_begin < other->row_begin + other->rows &&
@@ -340,9 +328,8 @@ Result<std::shared_ptr<const LoraAdapter>> LoraAdapter::Create(const LoraFile& f
                                  "' has no low_rank or no convert to " + DTypeName(shape.compute) +
                                  ", which adapters need");
   }
-  auto tensors = RequiredTensors(model.spec());
-  if (!tensors.ok()) return tensors.status();
-  return LoraBuilder(file, model, shape, max_rank, std::move(*tensors)).Build(device);
+  AS_ASSIGN_OR_RETURN(std::vector<RequiredTensor> tensors, RequiredTensors(model.spec()));
+  return LoraBuilder(file, model, shape, max_rank, std::move(tensors)).Build(device);
 }
 
 LoraBatch::LoraBatch(int64_t max_tokens) {

@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "allspark/status.h"
 #include "memory/allocator.h"
 #include "model/batch.h"
 #include "model/decoder_shape.h"
+#include "ops/device.h"
 #include "ops/lora.h"
 #include "weights/lora_file.h"
 #include "weights/model_reader.h"
@@ -64,7 +64,6 @@ class LoraBatch {
   explicit LoraBatch(int64_t max_tokens);
 
   void Take(const Batch& batch);
-  bool empty() const { return ranges_.empty(); }
   // What adapters add to a Linear of a layer over x; until the next call.
   std::span<const kernels::LowRank> Layer(const OpContext& context, const ConstMatrix& x,
                                           int64_t layer, LoraWeight LoraLayer::*weight,

@@ -14,34 +14,38 @@ Matrix GatedOutput(const Matrix& gated, const Matrix& gated_float) {
 
 }  // namespace
 
-void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWeights& weights,
-                int64_t layer, LoraBatch& lora, const Workspace& w) {
+void RunExperts(const OpContext& context, const DecoderShape& shape, const LayerWeights& weights,
+                const StepInput& step, const Workspace& w) {
+  const MoeWeights& own = weights.moe;
   const MoeWorkspace& moe = w.moe;
   RouterParams router = shape.router;
-  router.bias = weights.router_bias;
-  // The stream is read anew where the next product wants it in another format.
-  ConstMatrix normed = ReadResidual(context, weights.norm, weights.router.activation, w);
-  const auto read_as = [&](const InputFormat& format) {
-    if (normed.format() != format) normed = ReadResidual(context, weights.norm, format, w);
+  router.bias = own.router_bias;
+  const auto lora = [&](const ConstMatrix& x, LoraWeight LoraLayer::*weight) {
+    return step.lora->Layer(context, x, step.layer, weight, w.lora);
   };
-  Linear(context, normed, weights.router, /*accumulate=*/false, moe.logits);
+  // The stream is read anew where the next product wants it in another format.
+  ConstMatrix normed = ReadResidual(context, weights.mlp_norm, own.router.input, w);
+  const auto read_as = [&](const InputFormat& format) {
+    if (normed.format() != format) normed = ReadResidual(context, weights.mlp_norm, format, w);
+  };
+  Linear(context, normed, own.router, /*accumulate=*/false, moe.logits);
   Route(context, moe.logits, router, moe.routing);
 
-  const Matrix gathered = moe.gathered.As(weights.gate_up.activation);
+  const Matrix gathered = moe.gathered.As(own.gate_up.input);
   read_as(gathered.format());
   GatherRows(context, normed, moe.routing.tokens, gathered);
-  const Matrix gated = moe.gated.As(weights.down.activation);
-  const Matrix shared_gated = moe.shared_gated.As(weights.shared_down.activation);
+  const Matrix gated = moe.gated.As(own.down.input);
+  const Matrix shared_gated = moe.shared_gated.As(own.shared_down.input);
   LinearTask shared;
   if (router.has_shared) {
-    read_as(weights.shared_gate_up.activation);
-    shared = {normed, weights.shared_gate_up, GatedOutput(shared_gated, moe.shared_gated_float),
-              moe.shared_gate_up, lora.Layer(context, normed, layer, &LoraLayer::gate_up, w.lora)};
+    read_as(own.shared_gate_up.input);
+    shared = {normed, own.shared_gate_up, GatedOutput(shared_gated, moe.shared_gated_float),
+              moe.shared_gate_up, lora(normed, &LoraLayer::gate_up)};
   }
   const LinearTask* const beside = router.has_shared ? &shared : nullptr;
   LinearGatedExperts(context,
-                     {gathered, weights.gate_up, GatedOutput(gated, moe.gated_float), moe.gate_up},
-                     router, moe.routing, beside, weights.activation);
+                     {gathered, own.gate_up, GatedOutput(gated, moe.gated_float), moe.gate_up},
+                     router, moe.routing, beside, shape.activation);
   if (gated.dtype == DType::kInt8) Quantize(context, moe.gated_float, gated);
 
   const int64_t pairs = gathered.rows;
@@ -50,16 +54,16 @@ void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWe
       Quantize(context, moe.shared_gated_float, shared_gated);
     }
     shared = {shared_gated,
-              weights.shared_down,
+              own.shared_down,
               RowsOf(moe.outputs, pairs, moe.outputs.rows),
               {},
-              lora.Layer(context, shared_gated, layer, &LoraLayer::down, w.lora)};
+              lora(shared_gated, &LoraLayer::down)};
   }
-  LinearExperts(context, {gated, weights.down, RowsOf(moe.outputs, 0, pairs)}, router, moe.routing,
+  LinearExperts(context, {gated, own.down, RowsOf(moe.outputs, 0, pairs)}, router, moe.routing,
                 beside);
   const ResidualOut out = ResidualOutput(w);
   CombineExperts(context, moe.outputs, router, moe.routing, out.accumulates, out.y);
-  FinishResidual(context, weights.post_norm, shape.residual_scaling, w);
+  FinishResidual(context, weights.mlp_post_norm, shape.residual_scaling, w);
 }
 
 }  // namespace allspark

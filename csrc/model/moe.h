@@ -3,13 +3,13 @@
 #pragma once
 
 #include "model/decoder_weights.h"
-#include "model/lora.h"
+#include "model/step_input.h"
 #include "model/workspace.h"
 
 namespace allspark {
 
 // Adds the layer's experts to w.residual.
-void RunExperts(const OpContext& context, const DecoderShape& shape, const MoeWeights& weights,
-                int64_t layer, LoraBatch& lora, const Workspace& w);
+void RunExperts(const OpContext& context, const DecoderShape& shape, const LayerWeights& weights,
+                const StepInput& step, const Workspace& w);
 
 }  // namespace allspark

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace allspark {
@@ -27,10 +26,8 @@ Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const char* name,
     if (std::isfinite(inv_freq[i])) continue;
     return Status::DataLoss(std::string(name) + "[" + std::to_string(i) + "] is not finite");
   }
-  Result<Buffer> buffer =
-      Buffer::Create(device.allocator(), static_cast<size_t>(Bytes(shape, max_length)));
-  if (!buffer.ok()) return buffer.status();
-  table.buffer_ = std::move(*buffer);
+  AS_ASSIGN_OR_RETURN(table.buffer_, Buffer::Create(device.allocator(),
+                                                    static_cast<size_t>(Bytes(shape, max_length))));
   float* cos_sin = static_cast<float*>(table.buffer_.data());
   const float scaling = shape.rope_scaling;
   // A part of the table at a time, since the host may have no room for all of it.
@@ -50,7 +47,7 @@ Result<RopeTable> RopeTable::Create(const DecoderShape& shape, const char* name,
     device.ops().Upload(cos_sin + first * pairs * 2, part.data(),
                         static_cast<size_t>(count * pairs * 2) * sizeof(float));
   }
-  table.view_ = {cos_sin, max_length, shape.rotary_dim, shape.rope_interleaved};
+  table.view_ = {cos_sin, shape.rotary_dim, shape.rope_interleaved};
   return table;
 }
 

@@ -2,25 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "base/check.h"
 #include "base/int_math.h"
 
 namespace allspark {
-namespace {
-
-constexpr int64_t kImageAlign = 16;
-
-}  // namespace
 
 Result<StepImage> StepImage::Create(Device& device, int64_t bytes) {
   StepImage image(device);
   if (!device.has_own_memory()) return image;
   image.host_.resize(static_cast<size_t>(bytes));
-  Result<Buffer> buffer = Buffer::Create(device.allocator(), image.host_.size());
-  if (!buffer.ok()) return buffer.status();
-  image.on_device_ = std::move(*buffer);
+  AS_ASSIGN_OR_RETURN(image.on_device_, Buffer::Create(device.allocator(), image.host_.size()));
   return image;
 }
 
@@ -31,7 +23,7 @@ const void* StepImage::PutBytes(const void* host, int64_t bytes) {
                                   << "; it has " << size;
   std::memcpy(host_.data() + used_, host, static_cast<size_t>(bytes));
   const void* const at = static_cast<unsigned char*>(on_device_.data()) + used_;
-  used_ = std::min(size, AlignUp(used_ + bytes, kImageAlign));
+  used_ = std::min(size, AlignUp(used_ + bytes, kAlignment));
   return at;
 }
 

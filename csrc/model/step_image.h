@@ -14,6 +14,8 @@ namespace allspark {
 
 class StepImage {
  public:
+  static constexpr int64_t kAlignment = 16;  // bytes, of what one call of Put puts
+
   StepImage() = default;
   // `device` outlives it. Takes `bytes` on host and device, or nothing where the device's memory is
   // the host's.

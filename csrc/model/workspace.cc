@@ -128,7 +128,8 @@ Layout LayOut(const DecoderShape& shape, const WorkspaceSize& size, const Device
   w.o_input = attention.TakeActivations(o_input, tokens, shape.o_cols());
   const int64_t scratch_floats =
       ops.AttentionScratch(MakeAttentionParams(shape, /*window=*/0, max_length));
-  w.scratch = static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
+  w.attention_scratch =
+      static_cast<float*>(attention.Take(DType::kFloat32, 1, scratch_floats).data);
   ArenaLayout mlp(base, common.offset());
   w.gate_up = mlp.Take(DType::kFloat32, tokens, shape.up_cols());
   w.gated = mlp.TakeActivations(shape.compute, tokens, shape.intermediate);

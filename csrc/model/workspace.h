@@ -60,7 +60,7 @@ struct Workspace {
   LatentWorkspace latent;     // empty without latents
   ActivationBuffer attended;  // [tokens, q_cols]
   ActivationBuffer o_input;   // [tokens, o_cols], where it is not `attended`
-  float* scratch = nullptr;
+  float* attention_scratch = nullptr;
   // MLP half, of layers with experts and of others.
   MoeWorkspace moe;
   Matrix gate_up;          // [tokens, up_cols] float32: what LinearGated may need

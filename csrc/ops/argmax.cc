@@ -7,8 +7,7 @@
 namespace allspark {
 
 void ArgMax(const OpContext& context, const ConstMatrix& x, int32_t* index) {
-  internal::CheckMatrix("argmax", "x", x);
-  internal::CheckDType("argmax", "x", x.dtype, DType::kFloat32);
+  internal::CheckFloats("argmax", "x", x);
   AS_CHECK(x.cols <= std::numeric_limits<int32_t>::max())
       << "argmax: x has " << x.cols << " columns; an index is an int32";
   internal::CheckHas("argmax", context, x.dtype, OpKind::kArgMax);

@@ -10,9 +10,8 @@ namespace {
 
 void CheckAttention(const OpContext& context, const AttentionParams& params, const KvLayer& kv,
                     const ConstMatrix& q, const float* scratch, const Matrix& out) {
-  internal::CheckMatrix("attention", "q", q);
+  internal::CheckFloats("attention", "q", q);
   internal::CheckMatrix("attention", "out", out);
-  internal::CheckDType("attention", "q", q.dtype, DType::kFloat32);
   AS_CHECK(params.head_dim > 0 && params.kv_heads > 0 && params.q_heads >= params.kv_heads &&
            params.q_heads % params.kv_heads == 0)
       << "attention: " << params.q_heads << " query heads over " << params.kv_heads

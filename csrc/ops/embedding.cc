@@ -7,8 +7,7 @@ namespace allspark {
 void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
                      const Matrix& out, bool accumulate) {
   const OpTimer timer(context.profile, Op::kEmbedding);
-  internal::CheckMatrix("embedding", "out", out);
-  internal::CheckDType("embedding", "out", out.dtype, DType::kFloat32);
+  internal::CheckFloats("embedding", "out", out);
   AS_CHECK(table.data != nullptr) << "embedding: no table";
   AS_CHECK(!accumulate || !table.packed) << "embedding: rows of a packed table are not added";
   AS_CHECK(table.cols == out.cols)

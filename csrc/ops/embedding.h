@@ -9,14 +9,13 @@ namespace allspark {
 struct EmbeddingWeight {
   const void* data = nullptr;
   DType dtype = DType::kUndefined;
-  int64_t vocab = 0;
   int64_t cols = 0;
   bool packed = false;
   WeightScales scales = {};  // of quantised tables, which are packed
 };
 
 // out[r, :] = table[ids[r], :], or += where `accumulate` (row-major tables only). out: [rows, cols]
-// float32. Requires: 0 <= ids[r] < vocab.
+// float32. Requires: the table has a row of every id.
 void EmbeddingLookup(const OpContext& context, const EmbeddingWeight& table, const int32_t* ids,
                      const Matrix& out, bool accumulate = false);
 

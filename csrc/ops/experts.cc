@@ -54,9 +54,8 @@ void Check(const OpContext& context, const ExpertsTask& task, const RouterParams
   };
   check_dtype(task.y);
   if (shared == nullptr) return;
-  internal::CheckLinear(context, shared->x, shared->w);
-  internal::CheckLinearResult(shared->x, shared->y, gated ? shared->w.n / 2 : shared->w.n);
-  internal::CheckLowRank(shared->w, shared->low_rank);
+  internal::CheckProduct(context, shared->x, shared->w, shared->y,
+                         gated ? shared->w.n / 2 : shared->w.n, shared->low_rank);
   check_dtype(shared->y);
 }
 

@@ -8,9 +8,8 @@ namespace {
 void Run(const OpContext& context, kernels::Activation activation, bool gated, const ConstMatrix& x,
          const Matrix& out) {
   const OpTimer timer(context.profile, Op::kActivation);
-  internal::CheckMatrix("gated_act", "x", x);
+  internal::CheckFloats("gated_act", "x", x);
   internal::CheckMatrix("gated_act", "out", out);
-  internal::CheckDType("gated_act", "x", x.dtype, DType::kFloat32);
   AS_CHECK(x.cols == (gated ? 2 : 1) * out.cols && x.rows == out.rows)
       << "gated_act: x is [" << x.rows << ", " << x.cols << "], out is [" << out.rows << ", "
       << out.cols << "]; x holds " << (gated ? "gate and up" : "up alone");

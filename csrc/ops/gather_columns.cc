@@ -12,9 +12,8 @@ void GatherColumns(const OpContext& context, const ConstMatrix& x, const int32_t
   internal::CheckDType("gather_columns", "y", y.dtype, x.dtype);
   internal::CheckSameShape("gather_columns", x, y);
   AS_CHECK(order != nullptr) << "gather_columns: there is no order";
-  AS_CHECK(x.dtype != DType::kInt8 ||
-           (x.row_scale != nullptr && y.row_scale != nullptr && y.row_sums != nullptr))
-      << "gather_columns: int8 rows without scales";
+  internal::CheckInt8Scales("gather_columns", "x", x);
+  internal::CheckInt8Scales("gather_columns", "y", y);
   AS_CHECK(x.scale_group == 0 && y.scale_group == 0)
       << "gather_columns: columns with scales of their own cannot change their places";
   internal::CheckHas("gather_columns", context, x.dtype, OpKind::kGatherColumns, x.dtype);

@@ -12,10 +12,8 @@ int64_t HadamardSize(int64_t head_dim) {
 
 void Hadamard(const OpContext& context, const ConstMatrix& x, int64_t head_dim, const Matrix& y) {
   const OpTimer timer(context.profile, Op::kHadamard);
-  internal::CheckMatrix("hadamard", "x", x);
-  internal::CheckMatrix("hadamard", "y", y);
-  internal::CheckDType("hadamard", "x", x.dtype, DType::kFloat32);
-  internal::CheckDType("hadamard", "y", y.dtype, DType::kFloat32);
+  internal::CheckFloats("hadamard", "x", x);
+  internal::CheckFloats("hadamard", "y", y);
   internal::CheckHas("hadamard", context, x.dtype, OpKind::kHadamard);
   internal::CheckSameShape("hadamard", x, y);
   AS_CHECK(head_dim > 0 && x.cols % head_dim == 0)

@@ -17,11 +17,10 @@ class KvMemory {
   // `device` outlives it.
   static Result<KvMemory> Create(Device& device, const KvShape& shape, int64_t num_blocks) {
     const int64_t block_bytes = device.KvBlockBytes(shape);
-    Result<Buffer> buffer =
-        Buffer::Create(device.allocator(), static_cast<size_t>(num_blocks * block_bytes));
-    if (!buffer.ok()) return buffer.status();
     KvMemory memory;
-    memory.buffer_ = std::move(*buffer);
+    AS_ASSIGN_OR_RETURN(
+        memory.buffer_,
+        Buffer::Create(device.allocator(), static_cast<size_t>(num_blocks * block_bytes)));
     memory.block_bytes_ = block_bytes;
     memory.pool_ = {shape, static_cast<unsigned char*>(memory.buffer_.data()), num_blocks};
     device.PlaceKv(memory.pool_);

@@ -8,10 +8,8 @@ namespace {
 void CheckKvWrite(const OpContext& context, const KvLayer& kv, const ConstMatrix& k,
                   const ConstMatrix& v) {
   const KvShape& shape = kv.shape();
-  internal::CheckMatrix("kv_write", "k", k);
-  internal::CheckMatrix("kv_write", "v", v);
-  internal::CheckDType("kv_write", "k", k.dtype, DType::kFloat32);
-  internal::CheckDType("kv_write", "v", v.dtype, DType::kFloat32);
+  internal::CheckFloats("kv_write", "k", k);
+  internal::CheckFloats("kv_write", "v", v);
   AS_CHECK(k.rows == v.rows && k.ld == v.ld)
       << "kv_write: k has " << k.rows << " rows of stride " << k.ld << ", v has " << v.rows
       << " of stride " << v.ld;

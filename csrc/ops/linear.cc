@@ -8,24 +8,36 @@
 
 namespace allspark {
 namespace internal {
+namespace {
+
+void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_rank) {
+  const int64_t panels = CeilDiv(w.n, kernels::kPanelColumns);
+  for (const kernels::LowRank& low : low_rank) {
+    AS_CHECK(low.panel_begin >= 0 && low.panel_end <= panels)
+        << "linear: an adapter of panels [" << low.panel_begin << ", " << low.panel_end << ") of "
+        << panels;
+  }
+}
+
+}  // namespace
 
 void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w) {
   CheckMatrix("linear", "x", x);
   AS_CHECK(w.data != nullptr && w.n > 0 && w.k > 0)
       << "linear: the weight is [" << w.n << ", " << w.k << "], data " << w.data;
   AS_CHECK(x.cols == w.k) << "linear: x has " << x.cols << " columns; the weight reads " << w.k;
-  if (w.activation.dtype != DType::kUndefined) {
-    CheckDType("linear", "x", x.dtype, w.activation.dtype);
-    AS_CHECK(x.scale_group == w.activation.scale_group)
+  if (w.input.dtype != DType::kUndefined) {
+    CheckDType("linear", "x", x.dtype, w.input.dtype);
+    AS_CHECK(x.scale_group == w.input.scale_group)
         << "linear: x has a scale for every " << x.scale_group
-        << " columns; the weight reads one for " << w.activation.scale_group;
+        << " columns; the weight reads one for " << w.input.scale_group;
   }
-  const int64_t group = PackedPerLane(w.dtype);
+  const int64_t bits = ElementBits(w.dtype);
+  const int64_t group = bits > 0 && bits <= 32 ? 32 / bits : 0;  // in one 32-bit lane
   AS_CHECK(group > 0 && w.k % group == 0)
       << "linear: k is " << w.k << "; " << DTypeName(w.dtype) << " weights are packed by " << group;
   if (IsQuantized(w.dtype)) CheckScales("linear", w.scales, w.dtype, w.k);
-  AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
-      << "linear: x is int8 without scales";
+  CheckInt8Scales("linear", "x", x);
   CheckScaleGroup("linear", x.scale_group, x.cols);
   AS_CHECK(context.ops->Has(OpKind::kLinear, w.dtype, x.dtype))
       << "linear: kernel table '" << context.ops->name() << "' has no gemm for "
@@ -35,8 +47,8 @@ void CheckLinear(const OpContext& context, const ConstMatrix& x, const LinearWei
 void CountLinear(const LinearWeight& w, int64_t rows, OpTimer& timer) {
   if (!timer.is_on()) return;
   const int64_t elements = w.n * w.k;
-  const int64_t high = w.scales.high == nullptr ? 0 : elements / 4;
-  timer.Count(elements * 4 / PackedPerLane(w.dtype) + high, 2 * rows * elements);
+  const int64_t high = w.scales.high == nullptr ? 0 : PackedBytes(DType::kUInt2, elements);
+  timer.Count(PackedBytes(w.dtype, elements) + high, 2 * rows * elements);
 }
 
 void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
@@ -45,13 +57,11 @@ void CheckLinearResult(const ConstMatrix& x, const Matrix& y, int64_t cols) {
   AS_CHECK(x.rows == y.rows) << "linear: x has " << x.rows << " rows, y has " << y.rows;
 }
 
-void CheckLowRank(const LinearWeight& w, std::span<const kernels::LowRank> low_rank) {
-  const int64_t panels = CeilDiv(w.n, kernels::kPanelColumns);
-  for (const kernels::LowRank& low : low_rank) {
-    AS_CHECK(low.panel_begin >= 0 && low.panel_end <= panels)
-        << "linear: an adapter of panels [" << low.panel_begin << ", " << low.panel_end << ") of "
-        << panels;
-  }
+void CheckProduct(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
+                  const Matrix& y, int64_t cols, std::span<const kernels::LowRank> low_rank) {
+  CheckLinear(context, x, w);
+  CheckLinearResult(x, y, cols);
+  CheckLowRank(w, low_rank);
 }
 
 bool IsFused(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool gated) {
@@ -67,10 +77,8 @@ namespace {
 void RunActivated(const OpContext& context, const ConstMatrix& x, const LinearWeight& w,
                   kernels::Activation activation, bool gated, const Matrix& scratch,
                   const Matrix& y, std::span<const kernels::LowRank> low_rank) {
-  internal::CheckLinear(context, x, w);
-  internal::CheckLinearResult(x, y, gated ? w.n / 2 : w.n);
+  internal::CheckProduct(context, x, w, y, gated ? w.n / 2 : w.n, low_rank);
   internal::CheckLinearResult(x, scratch, w.n);
-  internal::CheckLowRank(w, low_rank);
   internal::CheckDType("linear", "scratch", scratch.dtype, DType::kFloat32);
   if (!internal::IsFused(context, x, w, gated)) {
     Linear(context, x, w, /*accumulate=*/false, scratch, low_rank);
@@ -114,9 +122,7 @@ LinearWeight WeightOf(const LinearWeight& all, int64_t count, int64_t i) {
 
 void Linear(const OpContext& context, const ConstMatrix& x, const LinearWeight& w, bool accumulate,
             const Matrix& y, std::span<const kernels::LowRank> low_rank) {
-  internal::CheckLinear(context, x, w);
-  internal::CheckLinearResult(x, y, w.n);
-  internal::CheckLowRank(w, low_rank);
+  internal::CheckProduct(context, x, w, y, w.n, low_rank);
   internal::CheckDType("linear", "y", y.dtype, DType::kFloat32);
   if (x.rows == 0) return;
   internal::Observe(context, w, x);

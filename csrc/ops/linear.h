@@ -15,7 +15,7 @@ struct LinearWeight {
   int64_t k = 0;
   const float* bias = nullptr;  // [n] or null
   WeightScales scales = {};     // of quantised weights
-  InputFormat activation = {};  // of x; kUndefined: any that the kernel table supports
+  InputFormat input = {};       // of x; kUndefined: any that the kernel table supports
   Op op = Op::kLinear;          // how a profile counts this product
   // [k], for weights with reordered columns: column j belongs to x's column order[j]. Callers pass
   // x in that order already (ops/gather_columns.h).

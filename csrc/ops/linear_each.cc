@@ -9,9 +9,7 @@ namespace allspark {
 
 void LinearEach(const OpContext& context, std::span<const LinearTask> tasks) {
   for (const LinearTask& task : tasks) {
-    internal::CheckLinear(context, task.x, task.w);
-    internal::CheckLinearResult(task.x, task.y, task.w.n);
-    internal::CheckLowRank(task.w, task.low_rank);
+    internal::CheckProduct(context, task.x, task.w, task.y, task.w.n, task.low_rank);
     internal::CheckDType("linear", "y", task.y.dtype, DType::kFloat32);
   }
   const auto has_rows = [](const LinearTask& task) { return task.x.rows > 0; };

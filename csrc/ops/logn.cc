@@ -7,8 +7,7 @@ namespace allspark {
 void LogN(const OpContext& context, const int32_t* positions, int64_t trained_length,
           const Matrix& x) {
   const OpTimer timer(context.profile, Op::kScale);
-  internal::CheckMatrix("logn", "x", x);
-  internal::CheckDType("logn", "x", x.dtype, DType::kFloat32);
+  internal::CheckFloats("logn", "x", x);
   internal::CheckHas("logn", context, x.dtype, OpKind::kScale);
   AS_CHECK(positions != nullptr) << "logn: no positions";
   AS_CHECK(trained_length > 1) << "logn: trained_length is " << trained_length;

@@ -102,8 +102,7 @@ void AddLoraEmbedding(const OpContext& context, const int32_t* ids, std::span<Lo
                       const LoraScratch& scratch, const Matrix& y) {
   if (rows.empty()) return;
   const OpTimer timer(context.profile, Op::kAdapters);
-  internal::CheckMatrix("lora", "y", y);
-  internal::CheckDType("lora", "y", y.dtype, DType::kFloat32);
+  internal::CheckFloats("lora", "y", y);
   for (const LoraRows& range : rows) {
     CheckRows(range, scratch, y.rows);
     const LoraWeight& w = *range.weight;

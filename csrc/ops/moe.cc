@@ -23,8 +23,7 @@ void CheckRouter(const RouterParams& router) {
 void Route(const OpContext& context, const ConstMatrix& logits, const RouterParams& router,
            const Routing& routing) {
   const OpTimer timer(context.profile, Op::kRoute);
-  internal::CheckMatrix("route", "logits", logits);
-  internal::CheckDType("route", "logits", logits.dtype, DType::kFloat32);
+  internal::CheckFloats("route", "logits", logits);
   internal::CheckHas("route", context, logits.dtype, OpKind::kRoute);
   CheckRouter(router);
   AS_CHECK(logits.cols == router.logits())
@@ -39,9 +38,8 @@ void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* t
   internal::CheckMatrix("gather", "y", y);
   internal::CheckDType("gather", "y", y.dtype, x.dtype);
   AS_CHECK(x.cols == y.cols) << "gather: x has " << x.cols << " columns, y has " << y.cols;
-  AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr &&
-                                       y.row_scale != nullptr && y.row_sums != nullptr))
-      << "gather: int8 rows without scales";
+  internal::CheckInt8Scales("gather", "x", x);
+  internal::CheckInt8Scales("gather", "y", y);
   AS_CHECK(x.scale_group == y.scale_group)
       << "gather: x has a scale for every " << x.scale_group << " columns, y for " << y.scale_group;
   context.ops->GatherRows(x, tokens, y);
@@ -50,10 +48,8 @@ void GatherRows(const OpContext& context, const ConstMatrix& x, const int32_t* t
 void CombineExperts(const OpContext& context, const ConstMatrix& x, const RouterParams& router,
                     const Routing& routing, bool accumulate, const Matrix& y) {
   const OpTimer timer(context.profile, Op::kCombine);
-  internal::CheckMatrix("combine", "x", x);
-  internal::CheckMatrix("combine", "y", y);
-  internal::CheckDType("combine", "x", x.dtype, DType::kFloat32);
-  internal::CheckDType("combine", "y", y.dtype, DType::kFloat32);
+  internal::CheckFloats("combine", "x", x);
+  internal::CheckFloats("combine", "y", y);
   internal::CheckHas("combine", context, x.dtype, OpKind::kCombine);
   AS_CHECK(x.cols == y.cols && x.rows == y.rows * router.columns())
       << "combine: x is [" << x.rows << ", " << x.cols << "], y is [" << y.rows << ", " << y.cols

@@ -10,9 +10,8 @@ const char* NameOf(const NormWeight& norm) { return norm.centered ? "layer_norm"
 void CheckNorm(const OpContext& context, const ConstMatrix& x, const NormWeight& norm,
                const Matrix& y) {
   const char* op = NameOf(norm);
-  internal::CheckMatrix(op, "x", x);
+  internal::CheckFloats(op, "x", x);
   internal::CheckMatrix(op, "y", y);
-  internal::CheckDType(op, "x", x.dtype, DType::kFloat32);
   AS_CHECK(norm.weight != nullptr) << op << ": no weight";
   AS_CHECK(norm.centered || norm.bias == nullptr) << op << ": it has no bias";
   AS_CHECK(x.cols == y.cols) << op << ": x has " << x.cols << " columns, y has " << y.cols;

@@ -18,9 +18,16 @@ inline void CheckDType(const char* op, const char* name, DType actual, DType exp
                                << DTypeName(expected);
 }
 
-inline void CheckSameShape(const char* op, const ConstMatrix& x, const ConstMatrix& y) {
-  AS_CHECK(x.rows == y.rows && x.cols == y.cols) << op << ": x is [" << x.rows << ", " << x.cols
-                                                 << "], y is [" << y.rows << ", " << y.cols << "]";
+inline void CheckFloats(const char* op, const char* name, const ConstMatrix& x) {
+  CheckMatrix(op, name, x);
+  CheckDType(op, name, x.dtype, DType::kFloat32);
+}
+
+inline void CheckSameShape(const char* op, const ConstMatrix& x, const ConstMatrix& y,
+                           const char* y_name = "y") {
+  AS_CHECK(x.rows == y.rows && x.cols == y.cols)
+      << op << ": x is [" << x.rows << ", " << x.cols << "], " << y_name << " is [" << y.rows
+      << ", " << y.cols << "]";
 }
 
 // `dtype` is the one that a message names.
@@ -53,6 +60,11 @@ inline void CheckScales(const char* op, const WeightScales& scales, DType weight
       << op << ": a table or upper bits beside " << DTypeName(weight) << " weights";
 }
 
+inline void CheckInt8Scales(const char* op, const char* name, const ConstMatrix& x) {
+  AS_CHECK(x.dtype != DType::kInt8 || (x.row_scale != nullptr && x.row_sums != nullptr))
+      << op << ": " << name << " is int8 without scales";
+}
+
 // Of int8 rows of `cols` columns.
 inline void CheckScaleGroup(const char* op, int64_t scale_group, int64_t cols) {
   AS_CHECK(scale_group == 0 ||
@@ -72,24 +84,15 @@ inline void CheckRowScratch(const char* op, const OpContext& context, int64_t co
       << op << ": a scratch row of " << context.row_scratch.floats << " elements for " << cols;
 }
 
-// Every block size of the KV pool is a multiple of this.
-inline constexpr int64_t kLeastBlockSize = 16;
-
 inline void CheckKvLayer(const char* op, const KvLayer& kv) {
   const KvShape& shape = kv.shape();
   AS_CHECK(kv.pool.data != nullptr) << op << ": no KV pool";
   AS_CHECK(kv.layer >= 0 && kv.layer < shape.num_layers)
       << op << ": layer " << kv.layer << " of " << shape.num_layers;
-  AS_CHECK(shape.block_size >= kLeastBlockSize && kernels::kAttentionChunk % shape.block_size == 0)
+  AS_CHECK(shape.block_size >= kernels::kLeastBlockSize &&
+           kernels::kAttentionChunk % shape.block_size == 0)
       << op << ": block_size is " << shape.block_size << "; it must divide "
-      << kernels::kAttentionChunk << " and be " << kLeastBlockSize << " or more";
-}
-
-// Elements of a packed weight in one 32-bit lane; 0 where the dtype cannot be packed.
-inline int64_t PackedPerLane(DType dtype) {
-  if (dtype == DType::kUInt4) return 8;
-  const int64_t bytes = ElementBytes(dtype);
-  return bytes > 0 && bytes <= 4 ? 4 / bytes : 0;
+      << kernels::kAttentionChunk << " and be " << kernels::kLeastBlockSize << " or more";
 }
 
 }  // namespace allspark::internal

@@ -7,8 +7,7 @@ namespace allspark {
 void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
           const int32_t* positions, const RopeView& rope) {
   const OpTimer timer(context.profile, Op::kRope);
-  internal::CheckMatrix("rope", "x", x);
-  internal::CheckDType("rope", "x", x.dtype, DType::kFloat32);
+  internal::CheckFloats("rope", "x", x);
   internal::CheckHas("rope", context, x.dtype, OpKind::kRope);
   AS_CHECK(rope.cos_sin != nullptr && rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0 &&
            rope.rotary_dim <= head_dim)

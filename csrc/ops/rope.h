@@ -5,17 +5,16 @@
 
 namespace allspark {
 
-// cos_sin: [max_position][rotary_dim / 2][2].
+// cos_sin: [positions][rotary_dim / 2][2].
 struct RopeView {
   const float* cos_sin = nullptr;
-  int64_t max_position = 0;
   int64_t rotary_dim = 0;
   bool interleaved = false;
 };
 
 // x: [rows, >= (heads - 1) * head_dim + rotary_dim] float32; rotates the first rotary_dim elements
 // of heads [0, heads) of each row. Heads begin head_dim elements apart. positions: [rows].
-// Requires: 0 <= positions[r] < max_position.
+// Requires: the table covers every position.
 void Rope(const OpContext& context, const Matrix& x, int64_t heads, int64_t head_dim,
           const int32_t* positions, const RopeView& rope);
 

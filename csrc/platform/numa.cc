@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <linux/mempolicy.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -140,9 +140,8 @@ void NumaPlacement::BindRange(unsigned char* begin, unsigned char* end,
   if (begin >= end) return;
   const int error = bind_(begin, static_cast<size_t>(end - begin), nodes);
   if (error == 0 || warned_.exchange(true)) return;
-  char text[128];
   AS_LOG(kWarning) << "memory cannot be bound to NUMA node " << nodes.front() << ": "
-                   << strerror_r(error, text, sizeof(text))
+                   << std::generic_category().message(error)
                    << "; keys and values lie on the nodes of the threads that write them";
 }
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "platform/affinity.h"
-#include "platform/thread_pool.h"
 
 namespace allspark {
 
@@ -257,7 +256,5 @@ int CpuCount() {
 MemoryBound TotalMemory() { return ReadSystemLimits().memory_total; }
 MemoryBound AvailableMemory() { return ReadSystemLimits().memory_available; }
 MemoryBound MemoryForReserved() { return ReadSystemLimits().memory_for_reserved; }
-int64_t AvailableMemoryBytes() { return AvailableMemory().bytes; }
-int64_t TotalMemoryBytes() { return TotalMemory().bytes; }
 
 }  // namespace allspark

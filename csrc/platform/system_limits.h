@@ -1,7 +1,7 @@
 // CPU time and memory that are left to the process by the machine, the control groups (cgroup v1
 // and v2) and the limits of the process (ulimit). Reads /proc and the mounted cgroup trees below a
 // root folder, "/" except in tests. Nothing is cached: limits change while a process runs. Any
-// thread may call. CpuCount() and its siblings in thread_pool.h are the users' view.
+// thread may call.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +37,9 @@ SystemLimits ReadSystemLimits(const std::string& root = "/");
 // Cores to use of `affinity_cores` under a quota: rounded down, so that threads which wait for each
 // other are not all stopped in the middle of a step; at least 1.
 int CpuCountFrom(int affinity_cores, std::optional<double> cpu_quota);
+
+// Cores this process may run on: the affinity mask, bounded by the cgroup's cpu quota; at least 1.
+int CpuCount();
 
 // Of this process, now.
 MemoryBound TotalMemory();

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "platform/affinity.h"
 #include "platform/float_mode.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 
@@ -470,5 +471,10 @@ void ThreadPool::ParallelForItems(int64_t n, FunctionRef<void(int64_t, int)> fn)
 }
 
 void ThreadPool::ForEachThread(FunctionRef<void(int)> fn) { impl_->ForEachThread(fn); }
+
+Status NoMoreThreads(int num_threads, const std::system_error& error) {
+  return Status::ResourceExhausted("num_threads is " + std::to_string(num_threads) +
+                                   ", but the system gives no more threads: " + error.what());
+}
 
 }  // namespace allspark

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <system_error>
 #include <type_traits>
 #include <vector>
 
+#include "allspark/status.h"
 #include "platform/home_process.h"
 
 namespace allspark {
@@ -78,11 +80,7 @@ class ThreadPool {
   std::unique_ptr<Impl> impl_;
 };
 
-// Cores this process may run on: the affinity mask, bounded by the cgroup's cpu quota; at least 1.
-int CpuCount();
-// Bytes this process may still take, and bytes it may use at all, by machine, cgroup and ulimit;
-// system_limits.h also says which of these sets the bound.
-int64_t AvailableMemoryBytes();
-int64_t TotalMemoryBytes();
+// For a pool of so many threads whose constructor threw.
+Status NoMoreThreads(int num_threads, const std::system_error& error);
 
 }  // namespace allspark

@@ -5,9 +5,12 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <type_traits>
+#include <utility>
 
 #include "allspark/engine.h"
 #include "allspark/status.h"
+#include "python/gil.h"
 
 namespace allspark::python {
 
@@ -37,5 +40,20 @@ void BindTesting(pybind11::module_& module);
 // ResourceExhausted allspark.errors.OutOfMemoryError, Unimplemented NotImplementedError, the rest
 // allspark.errors.AllSparkError.
 void ThrowIfError(const Status& status);
+
+// Makes a call without the GIL and returns its value; a failure becomes an exception.
+template <typename Call>
+auto Unwrap(Call call) {
+  auto result = [&] {
+    const GilReleased released;
+    return call();
+  }();
+  if constexpr (std::is_same_v<decltype(result), Status>) {
+    ThrowIfError(result);
+  } else {
+    ThrowIfError(result.status());
+    return *std::move(result);
+  }
+}
 
 }  // namespace allspark::python

@@ -17,10 +17,10 @@ namespace {
 using NoGil = py::call_guard<GilReleased>;
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 
-py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
-                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
-                       const py::object& gives_up) {
-  const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
+// A wait, `sync(cancelled)`, that ends when `gives_up` returns true, or with a signal such as
+// Ctrl-C. What either of these raises is thrown.
+template <typename Sync>
+auto SyncInterruptible(Sync sync, const py::object& gives_up = py::none()) {
   bool has_raised = false;  // the exception waits in the thread's state
   const auto ask = [&] {
     has_raised = PyErr_CheckSignals() != 0;
@@ -31,12 +31,22 @@ py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdAr
     has_raised = gives < 0;
     return gives != 0;
   };
-  auto started = [&]() -> Result<StartedRequest> {
+  auto result = [&] {
     GilReleased released;
-    const auto cancelled = [&] { return released.WithGil(ask); };
-    return engine.StartRequest(model_name, ids, config, std::move(token_mask), cancelled);
+    return sync([&] { return released.WithGil(ask); });
   }();
   if (has_raised) throw py::error_already_set();
+  return result;
+}
+
+py::tuple StartRequest(Engine& engine, const std::string& model_name, const IdArray& prompt_ids,
+                       const GenerationConfig& config, std::shared_ptr<TokenMask> token_mask,
+                       const py::object& gives_up) {
+  const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
+  const auto start = [&](const auto& cancelled) {
+    return engine.StartRequest(model_name, ids, config, std::move(token_mask), cancelled);
+  };
+  const Result<StartedRequest> started = SyncInterruptible(start, gives_up);
   py::list handles, queues;
   if (started.ok()) {
     const auto append = [&](const StartedRequest& sequence) {
@@ -58,15 +68,12 @@ struct DeleteWithoutGil {
   }
 };
 
-// Runs a call without the GIL; its failure becomes an exception.
-template <typename Call>
-int64_t Unwrap(Call call) {
-  const Result<int64_t> result = [&] {
-    const GilReleased released;
-    return call();
-  }();
-  ThrowIfError(result.status());
-  return *result;
+// A look-up by a model's name.
+template <typename T>
+auto LookUp(Result<T> (Engine::*call)(const std::string&) const) {
+  return [call](const Engine& engine, const std::string& model_name) {
+    return Unwrap([&] { return (engine.*call)(model_name); });
+  };
 }
 
 auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<const int64_t>,
@@ -76,19 +83,6 @@ auto PrefixCall(Result<int64_t> (Engine::*call)(const std::string&, std::span<co
     const std::span<const int64_t> ids(prompt_ids.data(), static_cast<size_t>(prompt_ids.size()));
     return Unwrap([&] { return (engine.*call)(model_name, ids, lora_name); });
   };
-}
-
-// A wait, `sync(cancelled)`, that a signal such as Ctrl-C ends.
-template <typename Sync>
-Status SyncInterruptible(Sync sync) {
-  bool has_raised = false;
-  Status status = [&] {
-    GilReleased released;
-    const auto is_raised = [] { return PyErr_CheckSignals() != 0; };
-    return sync([&] { return has_raised = released.WithGil(is_raised); });
-  }();
-  if (has_raised) throw py::error_already_set();
-  return status;
 }
 
 // [(name, help, kind, bounds, [(labels, value, buckets)])], as in allspark/metrics.h.
@@ -130,17 +124,10 @@ void BindEngine(py::module_& m) {
       .def("release_model", &Engine::ReleaseModel, NoGil())
       .def("unload_device_mem", &Engine::UnloadDeviceMemory, NoGil())
       .def("load_device_mem", &Engine::LoadDeviceMemory, NoGil())
-      .def("model_state",
-           [](const Engine& engine, const std::string& name) {
-             auto state = engine.GetModelState(name);
-             ThrowIfError(state.status());
-             return *state;
-           })
+      .def("model_state", LookUp(&Engine::GetModelState))
       .def("model_spec",
            [](const Engine& engine, const std::string& name) {
-             auto spec = engine.GetModelSpec(name);
-             ThrowIfError(spec.status());
-             return py::bytes(*spec);
+             return py::bytes(Unwrap([&] { return engine.GetModelSpec(name); }));
            })
       .def("list_models",
            [](const Engine& engine) {
@@ -157,10 +144,11 @@ void BindEngine(py::module_& m) {
           },
           py::arg("model_name"), py::arg("handle"), py::arg("is_complete") = false, NoGil())
       .def("release_request", &Engine::ReleaseRequest, NoGil())
-      .def("sync_request",
-           [](Engine& engine, const std::string& name, RequestHandle handle, int64_t timeout_ms) {
+      .def("sync_requests",
+           [](Engine& engine, const std::string& name, const std::vector<RequestHandle>& handles,
+              int64_t timeout_ms) {
              return SyncInterruptible([&](const auto& cancelled) {
-               return engine.SyncRequest(name, handle, timeout_ms, cancelled);
+               return engine.SyncRequests(name, handles, timeout_ms, cancelled);
              });
            })
       .def("sync_all_requests",
@@ -180,12 +168,7 @@ void BindEngine(py::module_& m) {
              return engine.LoadLora(model_name, lora_name, handle.image);
            })
       .def("unload_lora", &Engine::UnloadLora, NoGil())
-      .def("list_loras",
-           [](const Engine& engine, const std::string& name) {
-             auto names = engine.ListLoras(name);
-             ThrowIfError(names.status());
-             return *names;
-           })
+      .def("list_loras", LookUp(&Engine::ListLoras))
       .def("find_prefix", PrefixCall(&Engine::FindPrefix), py::arg("model_name"),
            py::arg("prompt_ids"), py::arg("lora_name") = "")
       .def("pin_prefix", PrefixCall(&Engine::PinPrefix), py::arg("model_name"),
@@ -196,24 +179,9 @@ void BindEngine(py::module_& m) {
            [](Engine& engine, const std::string& name) {
              return Unwrap([&] { return engine.ClearPrefixCache(name); });
            })
-      .def("model_info",
-           [](const Engine& engine, const std::string& name) {
-             auto info = engine.GetModelInfo(name);
-             ThrowIfError(info.status());
-             return std::move(*info);
-           })
-      .def("engine_stat",
-           [](const Engine& engine, const std::string& name) {
-             auto stat = engine.GetEngineStat(name);
-             ThrowIfError(stat.status());
-             return std::move(*stat);
-           })
-      .def("op_profiling_info",
-           [](const Engine& engine, const std::string& name) {
-             auto info = engine.GetOpProfilingInfo(name);
-             ThrowIfError(info.status());
-             return std::move(*info);
-           })
+      .def("model_info", LookUp(&Engine::GetModelInfo))
+      .def("engine_stat", LookUp(&Engine::GetEngineStat))
+      .def("op_profiling_info", LookUp(&Engine::GetOpProfilingInfo))
       .def("write_trace", &Engine::WriteTrace, NoGil())
       .def("metrics", &ListMetrics)
       .def("metrics_text",

@@ -208,7 +208,7 @@ py::list FieldList() {
   return list;
 }
 
-// Binds attributes and to_dict; the caller adds constructors.
+// Binds attributes, to_dict, the list of fields and printing.
 template <typename Struct>
 py::class_<Struct> BindFields(py::module_& module, const char* class_name, const char* doc) {
   py::class_<Struct> bound(module, class_name, doc);
@@ -228,6 +228,18 @@ py::class_<Struct> BindFields(py::module_& module, const char* class_name, const
   bound.def_static("fields", &FieldList<Struct>);
   bound.def("__repr__", [class_name](const Struct& o) { return Repr(class_name, o); });
   return bound;
+}
+
+// The same for what users make and change: constructors, checks, equality and copies, too.
+template <typename Config>
+void BindConfig(py::module_& module, const char* class_name, const char* doc) {
+  BindFields<Config>(module, class_name, doc)
+      .def(py::init([](const py::kwargs& kwargs) { return FromDict<Config>(kwargs); }))
+      .def_static("from_dict", &FromDict<Config>, py::arg("fields"))
+      .def("validate", [](const Config& config) { return Validate(config); })
+      .def(
+          "__eq__", [](const Config& a, const Config& b) { return a == b; }, py::is_operator())
+      .def("__copy__", [](const Config& config) { return config; });
 }
 
 }  // namespace allspark::python

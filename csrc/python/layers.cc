@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "python/bindings.h"
-#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -20,13 +19,10 @@ using Stream = py::array_t<float, py::array::c_style>;
 
 std::unique_ptr<LayerRunner> CreateRunner(const ImageHandle& handle, int64_t length,
                                           int64_t num_threads, const std::string& isa) {
-  auto runner = [&] {
-    const GilReleased released;
+  return Unwrap([&] {
     return LayerRunner::Create(handle.image,
                                {.num_threads = num_threads, .isa = isa, .length = length});
-  }();
-  ThrowIfError(runner.status());
-  return std::move(*runner);
+  });
 }
 
 // Views of an array's memory, for the run alone.
@@ -61,11 +57,7 @@ void Run(LayerRunner& runner, const std::optional<Ids>& ids, const std::optional
   const float* in_data = in ? in->data() : nullptr;
   float* out_data = out ? out->mutable_data() : nullptr;
   float* logits_data = logits ? logits->mutable_data() : nullptr;
-  const Status status = [&] {
-    const GilReleased released;
-    return runner.Run(id_data, in_data, sequences, out_data, logits_data);
-  }();
-  ThrowIfError(status);
+  Unwrap([&] { return runner.Run(id_data, in_data, sequences, out_data, logits_data); });
 }
 
 // An array that owns what was a vector.
@@ -78,16 +70,12 @@ py::array_t<T> ToArray(std::vector<T> values, const std::vector<py::ssize_t>& sh
 
 // (num_tokens, sum_abs, max_abs, products).
 py::tuple TakeStatistics(LayerRunner& runner, const std::string& tensor, int64_t expert) {
-  auto taken = [&] {
-    const GilReleased released;
-    return runner.TakeStatistics(tensor, expert);
-  }();
-  ThrowIfError(taken.status());
-  const auto size = static_cast<py::ssize_t>(taken->sum_abs.size());
-  const py::ssize_t rows = taken->products.empty() ? 0 : size;
-  return py::make_tuple(taken->num_tokens, ToArray(std::move(taken->sum_abs), {size}),
-                        ToArray(std::move(taken->max_abs), {size}),
-                        ToArray(std::move(taken->products), {rows, rows}));
+  auto taken = Unwrap([&] { return runner.TakeStatistics(tensor, expert); });
+  const auto size = static_cast<py::ssize_t>(taken.sum_abs.size());
+  const py::ssize_t rows = taken.products.empty() ? 0 : size;
+  return py::make_tuple(taken.num_tokens, ToArray(std::move(taken.sum_abs), {size}),
+                        ToArray(std::move(taken.max_abs), {size}),
+                        ToArray(std::move(taken.products), {rows, rows}));
 }
 
 }  // namespace

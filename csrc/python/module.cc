@@ -78,24 +78,9 @@ void BindStatusAndConfigs(py::module_& m) {
       .def_property_readonly("message", &Status::message)
       .def("__repr__", &Status::ToString);
 
-  BindFields<RuntimeConfig>(m, "AsModelConfig",
-                            "How an installed model runs; built by AsModelRuntimeConfigBuilder.")
-      .def(py::init([](const py::kwargs& kwargs) { return FromDict<RuntimeConfig>(kwargs); }))
-      .def_static("from_dict", &FromDict<RuntimeConfig>, py::arg("fields"))
-      .def("validate", [](const RuntimeConfig& config) { return Validate(config); })
-      .def(
-          "__eq__", [](const RuntimeConfig& a, const RuntimeConfig& b) { return a == b; },
-          py::is_operator())
-      .def("__copy__", [](const RuntimeConfig& config) { return config; });
-
-  BindFields<GenerationConfig>(m, "GenerateConfig", "What a request asks for.")
-      .def(py::init([](const py::kwargs& kwargs) { return FromDict<GenerationConfig>(kwargs); }))
-      .def_static("from_dict", &FromDict<GenerationConfig>, py::arg("fields"))
-      .def("__copy__", [](const GenerationConfig& config) { return config; })
-      .def("validate", [](const GenerationConfig& config) { return Validate(config); })
-      .def(
-          "__eq__", [](const GenerationConfig& a, const GenerationConfig& b) { return a == b; },
-          py::is_operator());
+  BindConfig<RuntimeConfig>(m, "AsModelConfig",
+                            "How an installed model runs; built by AsModelRuntimeConfigBuilder.");
+  BindConfig<GenerationConfig>(m, "GenerateConfig", "What a request asks for.");
 
   BindFields<ModelInfo>(m, "AsModelInfo", "What an installed model is and takes.")
       .def("__str__", [](const ModelInfo& info) { return ToString(info); });
@@ -113,6 +98,31 @@ void BindStatusAndConfigs(py::module_& m) {
 }
 
 }  // namespace
+
+void ThrowIfError(const Status& status) {
+  if (status.ok()) return;
+  const auto raise = [&](py::handle type) {
+    PyErr_SetString(type.ptr(), status.message().c_str());
+    throw py::error_already_set();
+  };
+  switch (status.code()) {
+    case StatusCode::kInvalidArgument:
+      raise(PyExc_ValueError);
+      break;
+    case StatusCode::kNotFound:
+      raise(PyExc_KeyError);
+      break;
+    case StatusCode::kUnimplemented:
+      raise(PyExc_NotImplementedError);
+      break;
+    case StatusCode::kResourceExhausted:
+      raise(py::module_::import("allspark.errors").attr("OutOfMemoryError"));
+      break;
+    default:
+      raise(py::module_::import("allspark.errors").attr("AllSparkError"));
+  }
+}
+
 }  // namespace allspark::python
 
 PYBIND11_MODULE(_allspark, m) {

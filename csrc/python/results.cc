@@ -114,30 +114,6 @@ py::list ToArrays(const GeneratedElements& elements) {
 
 }  // namespace
 
-void ThrowIfError(const Status& status) {
-  if (status.ok()) return;
-  const auto raise = [&](py::handle type) {
-    PyErr_SetString(type.ptr(), status.message().c_str());
-    throw py::error_already_set();
-  };
-  switch (status.code()) {
-    case StatusCode::kInvalidArgument:
-      raise(PyExc_ValueError);
-      break;
-    case StatusCode::kNotFound:
-      raise(PyExc_KeyError);
-      break;
-    case StatusCode::kUnimplemented:
-      raise(PyExc_NotImplementedError);
-      break;
-    case StatusCode::kResourceExhausted:
-      raise(py::module_::import("allspark.errors").attr("OutOfMemoryError"));
-      break;
-    default:
-      raise(py::module_::import("allspark.errors").attr("AllSparkError"));
-  }
-}
-
 void BindResults(py::module_& m) {
   py::class_<GeneratedElements>(m, "GeneratedElements",
                                 "Tokens, and what belongs to them, since the last getter call.")

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "python/bindings.h"
-#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -19,12 +18,8 @@ namespace {
 std::unique_ptr<ModelSerializer> CreateWriter(const std::string& spec, const std::string& build,
                                               const std::string& graph_path,
                                               const std::string& param_path, bool search_scales) {
-  auto serializer = [&] {
-    const GilReleased released;
-    return ModelSerializer::Create(spec, build, graph_path, param_path, search_scales);
-  }();
-  ThrowIfError(serializer.status());
-  return std::move(*serializer);
+  return Unwrap(
+      [&] { return ModelSerializer::Create(spec, build, graph_path, param_path, search_scales); });
 }
 
 void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_begin,
@@ -50,20 +45,14 @@ void AddTensor(ModelSerializer& writer, const std::string& name, int64_t row_beg
   }
   const std::vector<int64_t> shape(data.shape(), data.shape() + data.ndim());
   const void* bytes = data.data();
-  const Status status = [&] {
-    const GilReleased released;
-    return writer.AddTensor(name, row_begin, dtype, shape, bytes);
-  }();
-  ThrowIfError(status);
+  Unwrap([&] { return writer.AddTensor(name, row_begin, dtype, shape, bytes); });
 }
 
 using FloatMatrix = py::array_t<float, py::array::c_style>;
 
 std::unique_ptr<LoraSerializer> CreateLoraWriter(const std::string& build,
                                                  const std::string& path) {
-  auto serializer = LoraSerializer::Create(build, path);
-  ThrowIfError(serializer.status());
-  return std::move(*serializer);
+  return Unwrap([&] { return LoraSerializer::Create(build, path); });
 }
 
 // `a`: [rank, cols], `b`: [rows, rank]; for "embedding", a: [cols, rank].
@@ -78,11 +67,7 @@ void AddPair(LoraSerializer& writer, const std::string& tensor, int64_t row_begi
   const std::span<const float> b_values(b.data(), static_cast<size_t>(b.size()));
   const int64_t rows = b.shape(0);
   const int64_t rank = b.shape(1);
-  const Status status = [&] {
-    const GilReleased released;
-    return writer.AddPair(tensor, row_begin, rows, cols, rank, a_values, b_values);
-  }();
-  ThrowIfError(status);
+  Unwrap([&] { return writer.AddPair(tensor, row_begin, rows, cols, rank, a_values, b_values); });
 }
 
 // (values uint8 [n, k], scales float32 [n, groups], zeros uint8 or None).
@@ -99,25 +84,19 @@ py::tuple Quantize(const FloatMatrix& weight, int64_t bits, bool asymmetric, int
   uint8_t* value_data = values.mutable_data();
   float* scale_data = scales.mutable_data();
   uint8_t* zero_data = zeros ? zeros->mutable_data() : nullptr;
-  const Status status = [&] {
-    const GilReleased released;
+  Unwrap([&] {
     return QuantizeRows(from, rows, cols, bits, asymmetric, group_size, search, value_data,
                         scale_data, zero_data);
-  }();
-  ThrowIfError(status);
+  });
   return py::make_tuple(values, scales, zeros);
 }
 
 // Runs a writer's Finish without the GIL; None where files were written.
 template <typename Handle, typename Writer>
 std::optional<Handle> Finish(Writer& writer) {
-  auto image = [&] {
-    const GilReleased released;
-    return writer.Finish();
-  }();
-  ThrowIfError(image.status());
-  if (*image == nullptr) return std::nullopt;
-  return Handle{*image};
+  auto image = Unwrap([&] { return writer.Finish(); });
+  if (image == nullptr) return std::nullopt;
+  return Handle{std::move(image)};
 }
 
 }  // namespace
@@ -144,10 +123,8 @@ void BindSerializer(py::module_& m) {
   m.def(
       "required_tensors",
       [](const std::string& spec) {
-        auto required = RequiredTensors(spec);
-        ThrowIfError(required.status());
         py::list list;
-        for (const TensorRequirement& t : *required) {
+        for (const TensorRequirement& t : Unwrap([&] { return RequiredTensors(spec); })) {
           list.append(py::make_tuple(t.name, t.dtype, t.layout, py::tuple(py::cast(t.shape)),
                                      t.quantizable, py::tuple(py::cast(t.modules))));
         }

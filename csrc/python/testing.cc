@@ -8,9 +8,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "allspark/model_serializer.h"
 #include "python/bindings.h"
-#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -29,8 +27,7 @@ py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
     graph_path = py::str(model).cast<std::string>();
     param_path = graph_path.substr(0, graph_path.rfind('.')) + ".asparam";
   }
-  auto logits = [&] {
-    const GilReleased released;
+  const std::vector<float> logits = Unwrap([&] {
     return ForwardLogits(image, graph_path, param_path, ids,
                          {.chunk_sizes = chunk_sizes,
                           .num_threads = num_threads,
@@ -39,17 +36,15 @@ py::array_t<float> Logits(py::object model, const std::vector<int32_t>& ids,
                           .cache_mode = cache_mode,
                           .rope_scaling_factor = rope_scaling_factor,
                           .use_logn_attn = use_logn_attn});
-  }();
-  ThrowIfError(logits.status());
+  });
   const auto rows = static_cast<py::ssize_t>(ids.size());
-  return py::array_t<float>({rows, static_cast<py::ssize_t>(logits->size()) / rows},
-                            logits->data());
+  return py::array_t<float>({rows, static_cast<py::ssize_t>(logits.size()) / rows}, logits.data());
 }
 
 // Steps left until the fault, for all models it was injected into.
 std::atomic<int64_t> steps_to_fault{-1};
 
-void FaultHook(void*, const StepEvent& event) {
+void FaultHook(const StepEvent& event) {
   if (event.phase != StepPhase::kBegin) return;
   if (steps_to_fault.load() >= 0 && steps_to_fault.fetch_sub(1) == 0) {
     throw std::runtime_error("injected fault");
@@ -67,19 +62,18 @@ void BindTesting(py::module_& parent) {
       py::arg("rope_scaling_factor") = 0.0, py::arg("use_logn_attn") = false,
       "float32 [len(ids), vocab]: logits of every position. model: an .asgraph path or an image.");
   m.def("enable_step_faults", [](Engine& engine, const std::string& name) {
-    ThrowIfError(TestingAccess::SetStepHook(engine, name, FaultHook, nullptr));
+    ThrowIfError(TestingAccess::SetStepHook(engine, name, FaultHook));
   });
   m.def(
       "inject_step_fault", [](int64_t after_steps) { steps_to_fault = after_steps; },
       py::arg("after_steps"), "The step after that many more steps throws.");
   m.def("device_stats", [](Engine& engine) {
-    auto stats = TestingAccess::DeviceStats(engine);
-    ThrowIfError(stats.status());
+    const AllocatorStats stats = TestingAccess::DeviceStats(engine);
     py::dict dict;
-    dict["num_live"] = stats->num_live;
-    dict["bytes_in_use"] = stats->bytes_in_use;
-    dict["num_allocs"] = stats->num_allocs;
-    dict["pool_bytes"] = stats->pool_bytes;
+    dict["num_live"] = stats.num_live;
+    dict["bytes_in_use"] = stats.bytes_in_use;
+    dict["num_allocs"] = stats.num_allocs;
+    dict["pool_bytes"] = stats.pool_bytes;
     return dict;
   });
   m.def(
@@ -87,15 +81,15 @@ void BindTesting(py::module_& parent) {
       [](const GenerationConfig& config, const std::vector<int64_t>& prompt,
          const std::vector<int64_t>& output, const std::vector<float>& logits,
          const std::vector<int64_t>& seeds) {
-        auto sampled = SampleTokens(config, prompt, output, logits, seeds);
-        ThrowIfError(sampled.status());
-        const auto size = static_cast<py::ssize_t>(sampled->logits.size());
+        const SampledRows sampled =
+            Unwrap([&] { return SampleTokens(config, prompt, output, logits, seeds); });
+        const auto size = static_cast<py::ssize_t>(sampled.logits.size());
         py::list top;
-        for (const TokenLogprob& t : sampled->logprobs.top) {
+        for (const TokenLogprob& t : sampled.logprobs.top) {
           if (t.token >= 0) top.append(py::make_tuple(t.token, t.logprob));
         }
-        return py::make_tuple(sampled->tokens, py::array_t<float>(size, sampled->logits.data()),
-                              sampled->logprobs.chosen, top);
+        return py::make_tuple(sampled.tokens, py::array_t<float>(size, sampled.logits.data()),
+                              sampled.logprobs.chosen, top);
       },
       py::arg("config"), py::arg("prompt"), py::arg("output"), py::arg("logits"), py::arg("seeds"),
       "(one token per seed; of the last: the logits chosen from, its logprob, the top ones).");

@@ -73,8 +73,8 @@ void BeamSearch::End(BeamChoice choice) {
 bool BeamSearch::IsDone() const {
   if (beams_.empty()) return true;
   if (static_cast<int64_t>(scores_.size()) < params_.num_beams) return false;
-  if (params_.stop == BeamStop::kAtOnce) return true;
-  const bool longest = params_.stop == BeamStop::kNever && params_.length_penalty > 0;
+  if (params_.stop == EarlyStopping::kTrue) return true;
+  const bool longest = params_.stop == EarlyStopping::kNever && params_.length_penalty > 0;
   const double best =
       SequenceScore(beams_[0].sum_logprobs, longest ? params_.max_output : output_length_,
                     params_.length_penalty);

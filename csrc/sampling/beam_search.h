@@ -13,25 +13,19 @@
 #include <span>
 #include <vector>
 
+#include "allspark/choices.h"
 #include "sampling/logprobs.h"
 
 namespace allspark {
 
 double SequenceScore(double sum_logprobs, int64_t output_length, double length_penalty);
 
-// When num_beams sequences have ended, the search ends ...
-enum class BeamStop {
-  kHeuristic,  // ... where the best beam would score worse than all of them if it ended now
-  kAtOnce,     // ... whatever the beams score
-  kNever,      // ... where no beam can become better than they are
-};
-
 struct BeamSearchParams {
   int64_t num_beams = 1;
   int64_t num_candidates = 1;  // of a row: num_beams and one for each token that may end a sequence
   int64_t max_output = 1;
   double length_penalty = 1;
-  BeamStop stop = BeamStop::kHeuristic;
+  EarlyStopping stop = EarlyStopping::kFalse;
 };
 
 struct BeamChoice {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/kernel_table.h"
@@ -36,6 +37,17 @@ struct RowCandidates {
 struct OutputLogprobs {
   std::vector<float> chosen;
   std::vector<TokenLogprob> top;
+
+  // Room for so many tokens with num_top of the likeliest each.
+  void Reserve(int64_t num_tokens, int64_t num_top) {
+    chosen.reserve(static_cast<size_t>(num_tokens));
+    top.reserve(static_cast<size_t>(num_tokens * num_top));
+  }
+  // Of the next token.
+  void Add(float logprob, std::span<const TokenLogprob> likeliest) {
+    chosen.push_back(logprob);
+    top.insert(top.end(), likeliest.begin(), likeliest.end());
+  }
 };
 
 // The highest values, as many as `top` has elements, in order of (value descending, index

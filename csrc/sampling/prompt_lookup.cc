@@ -25,7 +25,7 @@ void PromptLookup::Follow(std::span<const int32_t> tokens) {
   for (; distance_ > 0 && length_ < length; ++length_) {
     const bool right =
         tokens[static_cast<size_t>(length_)] == tokens[static_cast<size_t>(length_ - distance_)];
-    chance_.Seen(right);
+    acceptance_rate_.Seen(right);
     if (!right) distance_ = 0;
   }
   length_ = length;

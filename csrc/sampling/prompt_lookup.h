@@ -25,7 +25,7 @@ class PromptLookup {
   void Follow(std::span<const int32_t> tokens);
   bool has_draft() const { return distance_ > 0; }
   // Probability that the next draft is accepted.
-  double chance() const { return chance_.value(); }
+  double acceptance_rate() const { return acceptance_rate_.value(); }
   // The draft token `index` tokens after the end of the followed text. Beyond the distance drafts
   // repeat, as if the text were periodic.
   int32_t Draft(std::span<const int32_t> tokens, int64_t index) const {
@@ -36,7 +36,7 @@ class PromptLookup {
   int64_t length_ = 0;    // of the text when it was followed
   int64_t distance_ = 0;  // 0: no draft
   // Up to 2/5 the weight makes next to no difference to natural text or to cycles.
-  AcceptanceRate chance_{0.125};
+  AcceptanceRate acceptance_rate_{0.125};
 };
 
 }  // namespace allspark

@@ -10,7 +10,7 @@ void Grant(std::span<DraftGrant> grants, int64_t max_rows, double row_cost, doub
   auto num_rows = static_cast<int64_t>(grants.size());
   double tokens = static_cast<double>(num_rows);
   double cost = 1 + row_cost * (tokens - 1);
-  for (DraftGrant& grant : grants) grant.granted = 0, grant.gain = grant.chance;
+  for (DraftGrant& grant : grants) grant.granted = 0, grant.gain = grant.acceptance_rate;
   for (; num_rows < max_rows; ++num_rows) {
     DraftGrant* best = nullptr;
     double best_rate = tokens / cost;
@@ -22,7 +22,7 @@ void Grant(std::span<DraftGrant> grants, int64_t max_rows, double row_cost, doub
     ++best->granted;
     tokens += best->gain;
     cost += row_cost + share * best->cost;
-    best->gain *= best->chance;
+    best->gain *= best->acceptance_rate;
   }
 }
 

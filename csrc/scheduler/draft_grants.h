@@ -11,8 +11,8 @@ namespace allspark {
 // What one decode could draft, and what it may.
 struct DraftGrant {
   int64_t most = 0;
-  double chance = 1;  // that a draft is accepted if those before it are
-  double cost = 0;    // of drafting one token; all drafting sequences share it
+  double acceptance_rate = 1;  // the chance that a draft is accepted if those before it are
+  double cost = 0;             // of drafting one token; all drafting sequences share it
   int64_t granted = 0;
   double gain = 0;  // scratch: the chance that the next draft and all before it are accepted
 };

@@ -357,7 +357,7 @@ void Scheduler::PlanDrafts() {
         << "sequence " << sequence.id << " drafts " << sequence.num_drafts << " tokens after "
         << sequence.num_tokens << ", max_length " << sequence.max_length;
     grants_.push_back({.most = sequence.num_drafts,
-                       .chance = sequence.acceptance_rate,
+                       .acceptance_rate = sequence.acceptance_rate,
                        .cost = sequence.draft_cost});
   }
   GrantDrafts(grants_, config_.max_draft_rows, config_.draft_row_cost);

@@ -1,16 +1,7 @@
 // Decides what each step computes: admission, chunked prefill, decode, preemption. Pure logic over
 // block ids: no tensor, no clock, no thread. The step thread owns it. After construction nothing
 // allocates: sequences are the caller's objects, linked intrusively. README.md beside this file has
-// the whole policy.
-//
-// Policy. Every running sequence that has only its newest token to compute (a decode) is in every
-// step. Apart from those, the step's prefill budget (chunk_tokens) goes to sequences with more to
-// compute, in order of (priority, arrival); a very long one leaves part of it to others. When
-// blocks run out, the youngest sequence of the lowest priority gives back its blocks and waits
-// again, at its old place in the queue; its tokens, generated ones included, are recomputed later.
-// If the config says so, it leaves the scheduler instead. Full blocks are found again by their
-// contents: by the next request with the same prefix, and by a preempted sequence
-// (kv_cache/prefix_cache.h).
+// the policy.
 #pragma once
 
 #include <cstdint>

@@ -18,37 +18,43 @@ struct TensorView {
   int64_t strides[kMaxRank] = {};  // elements
 };
 
-// Bytes of one element; 0 for kUndefined, for kUInt4 and kUInt2, which have several elements in a
-// byte, and for kInt8UInt4, which no tensor has.
-constexpr int64_t ElementBytes(DType dtype) {
+// Bits of one element; 0 for kUndefined, and for kInt8UInt4, which no tensor has.
+constexpr int64_t ElementBits(DType dtype) {
   switch (dtype) {
+    case DType::kInt64:
+      return 64;
     case DType::kFloat32:
     case DType::kInt32:
-      return 4;
-    case DType::kInt64:
-      return 8;
+      return 32;
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kInt16:
-      return 2;
+      return 16;
     case DType::kInt8:
     case DType::kUInt8:
     case DType::kBool:
     case DType::kFloat8E4M3:
     case DType::kFloat8E5M2:
-      return 1;
-    case DType::kUndefined:
+      return 8;
     case DType::kUInt4:
-    case DType::kInt8UInt4:
+      return 4;
     case DType::kUInt2:
+      return 2;
+    case DType::kUndefined:
+    case DType::kInt8UInt4:
       return 0;
   }
   return 0;
 }
+// Bytes of one element; 0 also for kUInt4 and kUInt2, which have several elements in a byte.
+constexpr int64_t ElementBytes(DType dtype) { return ElementBits(dtype) / 8; }
 // Bytes of so many elements; of kUInt4 and kUInt2 whole bytes.
 constexpr int64_t PackedBytes(DType dtype, int64_t elements) {
-  if (dtype == DType::kUInt4) return elements / 2;
-  return dtype == DType::kUInt2 ? elements / 4 : elements * ElementBytes(dtype);
+  return elements * ElementBits(dtype) / 8;
+}
+// The dtypes of a checkpoint's weights that are not quantised.
+constexpr bool IsFloat(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 const char* DTypeName(DType dtype);  // "float32", "bfloat16", ...
 

@@ -1,7 +1,6 @@
 #include "weights/experts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -9,11 +8,6 @@
 
 namespace allspark::weights {
 namespace {
-
-// Far above any real model, but bounded: routing keeps a token's scores on the stack.
-constexpr int64_t kMaxExperts = 1024;
-constexpr int64_t kMaxExpertsPerToken = 32;
-constexpr int64_t kMaxExpertGroups = 32;
 
 Status CheckNoExperts(const proto::DecoderSpec& spec) {
   const std::pair<const char*, bool> fields[] = {
@@ -28,11 +22,8 @@ Status CheckNoExperts(const proto::DecoderSpec& spec) {
       {"expert_weight_scale", spec.expert_weight_scale() != 0.0f},
       {"expert_groups", spec.expert_groups() != 0},
       {"used_expert_groups", spec.used_expert_groups() != 0}};
-  for (const auto& [field, set] : fields) {
-    if (set) {
-      return Status::InvalidArgument(std::string(field) +
-                                     " is set; num_experts is 0, which leaves it unset");
-    }
+  for (const auto& [field, is_set] : fields) {
+    AS_RETURN_IF_ERROR(CheckUnset(field, is_set, "num_experts is 0"));
   }
   return Status::Ok();
 }
@@ -98,14 +89,8 @@ Status CheckExperts(const proto::DecoderSpec& spec, int64_t max_width) {
     if (is_set) return SpecError(field, "true", "false where there are experts");
   }
   AS_RETURN_IF_ERROR(CheckDenseLayers(spec));
-  if (!proto::RouterScore_IsValid(spec.router_score())) {
-    return SpecError("router_score", std::to_string(spec.router_score()),
-                     "a value of RouterScore, 0 to " + std::to_string(proto::RouterScore_MAX));
-  }
-  const float scale = spec.expert_weight_scale();
-  if (!std::isfinite(scale) || scale < 0.0f) {
-    return SpecError("expert_weight_scale", std::to_string(scale), "finite and not negative");
-  }
+  AS_RETURN_IF_ERROR(CheckEnum("router_score", spec.router_score(), "RouterScore",
+                               proto::RouterScore_IsValid, proto::RouterScore_MAX));
   return CheckGroups(spec);
 }
 

@@ -1,5 +1,6 @@
 // The fields of a DecoderSpec about experts: which layers have experts, and whether the fields
-// agree. Private to weights/. Pure functions; any thread.
+// agree. Private to weights/, but for the limits, which are those of kernels
+// (model/decoder_shape.cc). Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,11 @@
 #include "proto/allspark.pb.h"
 
 namespace allspark::weights {
+
+// Far above any real model, but bounded: routing keeps a token's scores on the stack.
+inline constexpr int64_t kMaxExperts = 1024;
+inline constexpr int64_t kMaxExpertsPerToken = 32;
+inline constexpr int64_t kMaxExpertGroups = 32;
 
 // Whether the MLP of `layer` is a mixture of experts.
 bool HasExperts(const proto::DecoderSpec& spec, int64_t layer);

@@ -73,26 +73,6 @@ uint32_t OldestVersionOf(const proto::DecoderSpec& spec) {
   return spec.weight_quant_size() > 0 ? 2 : 1;
 }
 
-int64_t StoredElementBits(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 32;
-    case DType::kBFloat16:
-    case DType::kFloat16:
-      return 16;
-    case DType::kUInt8:
-    case DType::kFloat8E4M3:
-      return 8;
-    case DType::kUInt4:
-      return 4;
-    case DType::kUInt2:
-      return 2;
-    default:
-      return 0;
-  }
-}
-
 std::string StoredDTypeName(int32_t dtype) {
   const std::string name = DTypeName(static_cast<DType>(dtype));
   return name == "unknown" || name == "undefined" ? "dtype " + std::to_string(dtype) : name;
@@ -112,13 +92,13 @@ const char* LayoutName(proto::Layout layout) {
 }
 
 Lane LaneOf(DType dtype, proto::Layout layout) {
-  const int64_t bits = StoredElementBits(dtype);
+  const int64_t bits = ElementBits(dtype);
   if (layout == proto::PANEL64) return {kLaneBytes, kLaneBytes * 8 / bits};
   return {bits / 8, 1};
 }
 
 Result<int64_t> StoredBytes(const RequiredTensor& tensor) {
-  const int64_t bits = StoredElementBits(tensor.dtype);
+  const int64_t bits = ElementBits(tensor.dtype);
   int64_t bytes = std::max<int64_t>(bits / 8, 1);
   bool overflow = bits == 0 || tensor.shape.empty();
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -142,11 +122,10 @@ Result<FilePlan> PlanFile(const std::vector<RequiredTensor>& tensors) {
   plan.bytes.reserve(tensors.size());
   int64_t end = kParamHeaderBytes;
   for (const RequiredTensor& tensor : tensors) {
-    const Result<int64_t> bytes = StoredBytes(tensor);
-    if (!bytes.ok()) return bytes.status();
+    AS_ASSIGN_OR_RETURN(const int64_t bytes, StoredBytes(tensor));
     plan.offsets.push_back(end);
-    plan.bytes.push_back(bytes.value());
-    if (__builtin_add_overflow(end, bytes.value(), &end) || end > INT64_MAX - kTensorAlignment) {
+    plan.bytes.push_back(bytes);
+    if (__builtin_add_overflow(end, bytes, &end) || end > INT64_MAX - kTensorAlignment) {
       return Status::InvalidArgument("the tensors up to \"" + tensor.name +
                                      "\" take more than 2^63 bytes together");
     }

@@ -1,6 +1,7 @@
 // The constants and the arithmetic of the serialised model's layout, shared by reader and writer:
-// headers, alignment, and where each tensor of a spec lies. Private to weights/. Format:
-// weights/README.md. Pure functions of their arguments; any thread.
+// headers, alignment, and where each tensor of a spec lies. Private to weights/, but for what
+// kernels must agree with (model/decoder_shape.cc). Format: weights/README.md. Pure functions of
+// their arguments; any thread.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@
 
 #include "allspark/status.h"
 #include "base/int_math.h"
-#include "weights/model_reader.h"
+#include "weights/required_tensors.h"
 #include "weights/wire.h"
 
 namespace allspark::weights {
@@ -49,8 +50,6 @@ inline constexpr int64_t kSlotBytes = kPanelColumns * kLaneBytes;
 inline constexpr int64_t kPieceBytes = 1 << 20;
 static_assert(kPieceBytes % kSlotBytes == 0, "A piece ends between two k groups.");
 
-// Bits of one element of a dtype that files may hold; 0 for every other value.
-int64_t StoredElementBits(DType dtype);
 // A dtype's name for messages; also for values without an enumerator.
 std::string StoredDTypeName(int32_t dtype);
 const char* LayoutName(proto::Layout layout);
@@ -66,7 +65,7 @@ Lane LaneOf(DType dtype, proto::Layout layout);
 inline bool IsPanels(proto::Layout layout) { return layout != proto::ROW_MAJOR; }
 
 // The zero point of a symmetric weight.
-inline uint8_t SymmetricZero(int32_t bits) { return static_cast<uint8_t>(1 << (bits - 1)); }
+constexpr uint8_t SymmetricZero(int32_t bits) { return static_cast<uint8_t>(1 << (bits - 1)); }
 
 // Bytes of a tensor in its stored layout, padding columns included. InvalidArgument on overflow.
 Result<int64_t> StoredBytes(const RequiredTensor& tensor);

@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "weights/required_tensors.h"
+
 namespace allspark {
 
 Result<const int32_t*> InputOrder(const ModelReader& reader, const std::string& tensor,

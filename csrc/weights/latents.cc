@@ -10,10 +10,8 @@ namespace allspark::weights {
 Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max_width) {
   if (spec.kv_latent() == 0) {
     AS_RETURN_IF_ERROR(CheckInt("q_latent", spec.q_latent(), 0, 0));
-    if (spec.latent_norm_eps() != 0.0f) {
-      return Status::InvalidArgument(
-          "latent_norm_eps is set; kv_latent is 0, which leaves it unset");
-    }
+    AS_RETURN_IF_ERROR(
+        CheckUnset("latent_norm_eps", spec.latent_norm_eps() != 0.0f, "kv_latent is 0"));
     return CheckInt("value_dim", spec.value_dim(), 0, 0);
   }
   AS_RETURN_IF_ERROR(CheckInt("kv_latent", spec.kv_latent(), 1, max_dim - spec.rotary_dim()));
@@ -36,10 +34,7 @@ Status CheckLatents(const proto::DecoderSpec& spec, int64_t max_dim, int64_t max
                                                   {"alibi", spec.alibi()},
                                                   {"qkv_limit", spec.qkv_limit() != 0.0f}};
   for (const auto& [field, is_set] : without) {
-    if (is_set) {
-      return Status::InvalidArgument(std::string(field) +
-                                     " is set; kv_latent is not 0, which leaves it unset");
-    }
+    AS_RETURN_IF_ERROR(CheckUnset(field, is_set, "kv_latent is not 0"));
   }
   return Status::Ok();
 }

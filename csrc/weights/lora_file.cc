@@ -9,6 +9,7 @@
 #include "weights/checksum.h"
 #include "weights/file_io.h"
 #include "weights/lora_format.h"
+#include "weights/wire.h"
 
 namespace allspark {
 namespace {
@@ -18,9 +19,9 @@ using weights::LoraPlan;
 
 // Checks the padding [begin, end) between two parts of the file.
 Status CheckZeros(const unsigned char* data, int64_t begin, int64_t end) {
-  const auto* nonzero = std::find_if(data + begin, data + end, [](unsigned char c) { return c; });
-  if (nonzero == data + end) return Status::Ok();
-  return Status::DataLoss("the padding is not zero at offset " + std::to_string(nonzero - data));
+  const int64_t nonzero = weights::FindNonZero(data, begin, end);
+  if (nonzero == end) return Status::Ok();
+  return Status::DataLoss("the padding is not zero at offset " + std::to_string(nonzero));
 }
 
 class File final : public LoraFile {
@@ -78,11 +79,10 @@ Status File::ReadPair(const proto::LoraRecord& record, LoraPlan& plan, int64_t t
 Status File::Read(std::span<const unsigned char> bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   const unsigned char* data = bytes.data();
-  const Result<LoraHeader> header = weights::DecodeLoraHeader(data, size);
-  if (!header.ok()) return header.status();
-  const auto index_offset = static_cast<int64_t>(header.value().index_offset);
-  const auto index_bytes = static_cast<int64_t>(header.value().index_bytes);
-  if (weights::Hash64(data + index_offset, index_bytes) != header.value().index_checksum) {
+  AS_ASSIGN_OR_RETURN(const LoraHeader header, weights::DecodeLoraHeader(data, size));
+  const auto index_offset = static_cast<int64_t>(header.index_offset);
+  const auto index_bytes = static_cast<int64_t>(header.index_bytes);
+  if (weights::Hash64(data + index_offset, index_bytes) != header.index_checksum) {
     return Status::DataLoss("the index at offset " + std::to_string(index_offset) +
                             " is damaged: its checksum is wrong");
   }
@@ -104,16 +104,15 @@ Status File::Read(std::span<const unsigned char> bytes) {
 
 // The file's bytes. The header is checked first, so that a file that is no adapter costs no memory.
 Result<weights::Mapping> ReadWhole(const std::string& path) {
-  Result<weights::OpenedFile> file = weights::OpenRegularFile(path);
-  if (!file.ok()) return file.status();
+  AS_ASSIGN_OR_RETURN(const weights::OpenedFile file, weights::OpenRegularFile(path));
   std::array<unsigned char, weights::kLoraHeaderBytes> header{};
-  const int64_t header_bytes = std::min<int64_t>(file->bytes, header.size());
-  AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, header.data(), header_bytes));
-  const Status checked = weights::DecodeLoraHeader(header.data(), file->bytes).status();
+  const int64_t header_bytes = std::min<int64_t>(file.bytes, header.size());
+  AS_RETURN_IF_ERROR(weights::ReadFully(file.fd.get(), path, 0, header.data(), header_bytes));
+  const Status checked = weights::DecodeLoraHeader(header.data(), file.bytes).status();
   if (!checked.ok()) return weights::InFile(path, checked);
-  Result<weights::Mapping> memory = weights::Mapping::Anonymous(file->bytes);
+  Result<weights::Mapping> memory = weights::Mapping::Anonymous(file.bytes);
   if (!memory.ok()) return weights::InFile(path, memory.status());
-  AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, memory->data(), file->bytes));
+  AS_RETURN_IF_ERROR(weights::ReadFully(file.fd.get(), path, 0, memory->data(), file.bytes));
   memory->MakeReadOnly();
   return memory;
 }
@@ -121,12 +120,11 @@ Result<weights::Mapping> ReadWhole(const std::string& path) {
 }  // namespace
 
 Result<std::shared_ptr<const LoraFile>> LoraFile::Open(const std::string& path) {
-  Result<weights::Mapping> memory = ReadWhole(path);
-  if (!memory.ok()) return memory.status();
+  AS_ASSIGN_OR_RETURN(weights::Mapping memory, ReadWhole(path));
   auto file = std::make_shared<File>(path);
-  const Status status = file->Read({memory->data(), static_cast<size_t>(memory->bytes())});
+  const Status status = file->Read({memory.data(), static_cast<size_t>(memory.bytes())});
   if (!status.ok()) return weights::InFile(path, status);
-  file->Keep(std::move(memory).value());
+  file->Keep(std::move(memory));
   return std::shared_ptr<const LoraFile>(std::move(file));
 }
 

@@ -1,7 +1,6 @@
 #include "weights/lora_format.h"
 
 #include <cstring>
-#include <utility>
 
 #include "base/int_math.h"
 #include "weights/checksum.h"

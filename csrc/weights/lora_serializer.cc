@@ -31,9 +31,7 @@ class Store {
   static Result<Store> Create(const std::string& path) {
     Store store;
     if (path.empty()) return store;
-    Result<weights::TempFile> file = weights::TempFile::Create(path, 0);
-    if (!file.ok()) return file.status();
-    store.file_ = std::move(file).value();
+    AS_ASSIGN_OR_RETURN(store.file_, weights::TempFile::Create(path, 0));
     store.in_file_ = true;
     return store;
   }
@@ -116,9 +114,7 @@ class Serializer final : public LoraSerializer {
     record.set_rows(rows);
     record.set_cols(cols);
     record.set_rank(rank);
-    const Result<LoraPlan::Place> next = plan_.Next(record);
-    if (!next.ok()) return next.status();
-    const LoraPlan::Place& place = next.value();
+    AS_ASSIGN_OR_RETURN(const LoraPlan::Place place, plan_.Next(record));
     AS_RETURN_IF_ERROR(CheckMatrix(record, "a", cols, a));
     AS_RETURN_IF_ERROR(CheckMatrix(record, "b", rows, b));
     record.set_a_checksum(weights::TensorChecksum(a.data(), place.a_bytes));
@@ -173,10 +169,9 @@ Result<std::unique_ptr<LoraSerializer>> LoraSerializer::Create(std::string_view 
   if (!record.ParseFromArray(build.data(), static_cast<int>(build.size()))) {
     return Status::InvalidArgument("build is no serialised BuildRecord");
   }
-  Result<Store> store = Store::Create(path);
-  if (!store.ok()) return store.status();
+  AS_ASSIGN_OR_RETURN(Store store, Store::Create(path));
   return std::unique_ptr<LoraSerializer>(
-      std::make_unique<Serializer>(std::move(store).value(), std::move(record)));
+      std::make_unique<Serializer>(std::move(store), std::move(record)));
 }
 
 }  // namespace allspark

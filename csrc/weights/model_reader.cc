@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "weights/checksum.h"
 #include "weights/file_io.h"
 #include "weights/format.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 #include "weights/verify.h"
 
 namespace allspark {
@@ -41,12 +41,10 @@ Status CheckRecord(const proto::TensorRecord& record, const RequiredTensor& requ
     return Damaged(record, "has shape " + shape + "; the spec requires " +
                                weights::ShapeString(required.shape));
   }
-  const Result<int64_t> bytes = weights::StoredBytes(required);
-  if (!bytes.ok()) return bytes.status();
-  if (record.bytes() != static_cast<uint64_t>(bytes.value())) {
+  AS_ASSIGN_OR_RETURN(const int64_t bytes, weights::StoredBytes(required));
+  if (record.bytes() != static_cast<uint64_t>(bytes)) {
     return Damaged(record, "takes " + std::to_string(record.bytes()) +
-                               " bytes; its shape and layout require " +
-                               std::to_string(bytes.value()));
+                               " bytes; its shape and layout require " + std::to_string(bytes));
   }
   if (record.offset() % weights::kTensorAlignment != 0) {
     return Damaged(record,
@@ -143,18 +141,17 @@ Status CheckParamHeader(const proto::ModelFile& file, const unsigned char* param
                             ", inside its header of " + std::to_string(weights::kParamHeaderBytes) +
                             " bytes");
   }
-  Result<weights::ParamHeader> header = weights::DecodeParamHeader(param);
-  if (!header.ok()) return header.status();
-  if (header->version != file.format_version()) {
-    return Status::DataLoss("it has format " + std::to_string(header->version) +
+  AS_ASSIGN_OR_RETURN(const weights::ParamHeader header, weights::DecodeParamHeader(param));
+  if (header.version != file.format_version()) {
+    return Status::DataLoss("it has format " + std::to_string(header.version) +
                             "; its graph has format " + std::to_string(file.format_version()));
   }
-  if (header->file_id != file.file_id()) {
+  if (header.file_id != file.file_id()) {
     return Status::DataLoss(
         "it belongs to another graph: the file ids at offset 16 and in the graph differ");
   }
-  if (header->param_bytes != file.param_bytes()) {
-    return Status::DataLoss("the header at offset 24 says " + std::to_string(header->param_bytes) +
+  if (header.param_bytes != file.param_bytes()) {
+    return Status::DataLoss("the header at offset 24 says " + std::to_string(header.param_bytes) +
                             " bytes; the graph says " + std::to_string(file.param_bytes()));
   }
   if (static_cast<uint64_t>(bytes) != file.param_bytes()) {
@@ -189,9 +186,7 @@ class Reader final : public ModelReader {
   Status ReadGraph(std::string_view graph) { return weights::DecodeGraph(graph, file_); }
   // Views are only valid when ReadParam has succeeded, too.
   Status MakeViews(const unsigned char* param) {
-    Result<TensorMap> views = CheckTensors(*file_, param);
-    if (!views.ok()) return views.status();
-    views_ = std::move(views).value();
+    AS_ASSIGN_OR_RETURN(views_, CheckTensors(*file_, param));
     return Status::Ok();
   }
   // Keeps the views' memory alive.
@@ -214,13 +209,12 @@ class Reader final : public ModelReader {
 };
 
 Result<std::string> ReadGraphFile(const std::string& path) {
-  Result<weights::OpenedFile> file = weights::OpenRegularFile(path);
-  if (!file.ok()) return file.status();
-  if (file->bytes == 0) return Status::DataLoss(path + " is empty");
+  AS_ASSIGN_OR_RETURN(const weights::OpenedFile file, weights::OpenRegularFile(path));
+  if (file.bytes == 0) return Status::DataLoss(path + " is empty");
   // One byte above the limit is enough for DecodeGraph to refuse the rest unread.
-  const int64_t bytes = std::min(file->bytes, weights::kMaxGraphBytes + 1);
+  const int64_t bytes = std::min(file.bytes, weights::kMaxGraphBytes + 1);
   std::string graph(static_cast<size_t>(bytes), '\0');
-  AS_RETURN_IF_ERROR(weights::ReadFully(file->fd.get(), path, 0, graph.data(), bytes));
+  AS_RETURN_IF_ERROR(weights::ReadFully(file.fd.get(), path, 0, graph.data(), bytes));
   return graph;
 }
 
@@ -229,23 +223,20 @@ Result<std::string> ReadGraphFile(const std::string& path) {
 Result<std::unique_ptr<ModelReader>> ModelReader::OpenFiles(const std::string& graph_path,
                                                             const std::string& param_path,
                                                             ThreadPool* pool, bool verify) {
-  const Result<std::string> graph = ReadGraphFile(graph_path);
-  if (!graph.ok()) return graph.status();
-  Result<weights::OpenedFile> param = weights::OpenRegularFile(param_path);
-  if (!param.ok()) return param.status();
-  if (param->bytes == 0) return Status::DataLoss(param_path + " is empty");
+  AS_ASSIGN_OR_RETURN(const std::string graph, ReadGraphFile(graph_path));
+  AS_ASSIGN_OR_RETURN(const weights::OpenedFile param, weights::OpenRegularFile(param_path));
+  if (param.bytes == 0) return Status::DataLoss(param_path + " is empty");
   auto reader = std::make_unique<Reader>(graph_path);
-  Status status = reader->ReadGraph(graph.value());
+  Status status = reader->ReadGraph(graph);
   if (!status.ok()) return weights::InFile(graph_path, status);
 
-  Result<weights::Mapping> mapped = weights::Mapping::File(param.value(), param_path);
-  if (!mapped.ok()) return mapped.status();
-  const unsigned char* data = mapped->data();
-  status = CheckParamHeader(reader->file(), data, param->bytes);
+  AS_ASSIGN_OR_RETURN(weights::Mapping mapped, weights::Mapping::File(param, param_path));
+  const unsigned char* data = mapped.data();
+  status = CheckParamHeader(reader->file(), data, param.bytes);
   if (!status.ok()) return weights::InFile(param_path, status);
   status = reader->MakeViews(data);
   if (!status.ok()) return weights::InFile(graph_path, status);
-  reader->Keep(std::move(mapped).value(), param_path);
+  reader->Keep(std::move(mapped), param_path);
   if (verify) {
     status = weights::VerifyTensors(reader->file(), data, &reader->mapping(), pool);
     if (!status.ok()) return weights::InFile(param_path, status);

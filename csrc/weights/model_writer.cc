@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "weights/checksum.h"
 #include "weights/format.h"
-#include "weights/model_reader.h"
 #include "weights/param_store.h"
 #include "weights/quantized_rows.h"
+#include "weights/required_tensors.h"
 #include "weights/row_coverage.h"
 #include "weights/tensor_writer.h"
 #include "weights/utf8.h"
@@ -254,7 +253,7 @@ Status Writer::AddTensor(std::string_view name, int64_t row_begin, const TensorV
   const RequiredTensor& tensor = tensors_[found->second];
   const Entry& entry = entries_[found->second];
   const bool is_values = entry.quant != nullptr && entry.quant->tensors[0] == found->second;
-  const bool quantise = is_values && weights::IsFloat(value.dtype);
+  const bool quantise = is_values && IsFloat(value.dtype);
   if (quantise && !entry.quant->takes_floats) {
     return Status::InvalidArgument(
         "tensor \"" + tensor.name + "\": value is " + DTypeName(value.dtype) +
@@ -355,17 +354,14 @@ Result<std::unique_ptr<ModelWriter>> ModelWriter::Create(const proto::DecoderSpe
                                    "; they must differ");
   }
   AS_RETURN_IF_ERROR(CheckText(spec, build));
-  Result<std::vector<RequiredTensor>> tensors = RequiredTensors(spec);
-  if (!tensors.ok()) return tensors.status();
-  Result<FilePlan> plan = weights::PlanFile(tensors.value());
-  if (!plan.ok()) return plan.status();
-  Result<std::unique_ptr<ParamStore>> store =
-      graph_path.empty() ? weights::CreateImageStore(plan->param_bytes)
-                         : weights::CreateFileStore(graph_path, param_path, plan->param_bytes);
-  if (!store.ok()) return store.status();
-  return std::unique_ptr<ModelWriter>(
-      std::make_unique<Writer>(spec, build, std::move(tensors).value(), std::move(plan).value(),
-                               std::move(store).value(), pool, search_scales));
+  AS_ASSIGN_OR_RETURN(std::vector<RequiredTensor> tensors, RequiredTensors(spec));
+  AS_ASSIGN_OR_RETURN(FilePlan plan, weights::PlanFile(tensors));
+  AS_ASSIGN_OR_RETURN(std::unique_ptr<ParamStore> store,
+                      graph_path.empty()
+                          ? weights::CreateImageStore(plan.param_bytes)
+                          : weights::CreateFileStore(graph_path, param_path, plan.param_bytes));
+  return std::unique_ptr<ModelWriter>(std::make_unique<Writer>(
+      spec, build, std::move(tensors), std::move(plan), std::move(store), pool, search_scales));
 }
 
 }  // namespace allspark

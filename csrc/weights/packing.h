@@ -33,10 +33,6 @@ struct Packer {
 // uint2 and the codes of float8; int32 for int32.
 Packer FindPacker(DType source, DType stored);
 
-inline bool IsFloat(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 // One element of a source, and whether it may be stored: floats must be finite and not overflow,
 // uint4 lies in [0, 15], uint2 in [0, 3], codes are not NaN. For messages.
 float ReadElement(const unsigned char* src, DType source);

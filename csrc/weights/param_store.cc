@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/int_math.h"
+#include "weights/file_io.h"
 
 namespace allspark::weights {
 namespace {
@@ -122,20 +123,17 @@ class FileStore final : public ParamStore {
 }  // namespace
 
 Result<std::unique_ptr<ParamStore>> CreateImageStore(int64_t param_bytes) {
-  Result<Mapping> mapping = Mapping::Anonymous(param_bytes);
-  if (!mapping.ok()) return mapping.status();
-  return std::unique_ptr<ParamStore>(std::make_unique<ImageStore>(std::move(mapping).value()));
+  AS_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(param_bytes));
+  return std::unique_ptr<ParamStore>(std::make_unique<ImageStore>(std::move(mapping)));
 }
 
 Result<std::unique_ptr<ParamStore>> CreateFileStore(const std::string& graph_path,
                                                     const std::string& param_path,
                                                     int64_t param_bytes) {
-  Result<TempFile> graph = TempFile::Create(graph_path, 0);
-  if (!graph.ok()) return graph.status();
-  Result<TempFile> param = TempFile::Create(param_path, param_bytes);
-  if (!param.ok()) return param.status();
+  AS_ASSIGN_OR_RETURN(TempFile graph, TempFile::Create(graph_path, 0));
+  AS_ASSIGN_OR_RETURN(TempFile param, TempFile::Create(param_path, param_bytes));
   return std::unique_ptr<ParamStore>(
-      std::make_unique<FileStore>(std::move(graph).value(), std::move(param).value(), param_bytes));
+      std::make_unique<FileStore>(std::move(graph), std::move(param), param_bytes));
 }
 
 }  // namespace allspark::weights

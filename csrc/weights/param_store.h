@@ -8,7 +8,6 @@
 #include <string>
 
 #include "allspark/status.h"
-#include "weights/file_io.h"
 #include "weights/model_writer.h"
 
 namespace allspark::weights {

@@ -1,3 +1,5 @@
+#include "weights/required_tensors.h"
+
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -9,13 +11,14 @@
 #include "weights/experts.h"
 #include "weights/format.h"
 #include "weights/latents.h"
-#include "weights/model_reader.h"
 #include "weights/spec_check.h"
 
 namespace allspark {
 namespace {
 
+using weights::CheckEnum;
 using weights::CheckInt;
+using weights::SpecError;
 
 // Bounds far above any real model. They keep the products below in range, and make absurd files
 // cheap to refuse.
@@ -30,8 +33,7 @@ constexpr int64_t kMaxWindow = std::numeric_limits<int32_t>::max();
 
 Status CheckFloat(const char* field, float value, const char* bound, bool ok) {
   if (std::isfinite(value) && ok) return Status::Ok();
-  return Status::InvalidArgument(std::string(field) + " is " + std::to_string(value) +
-                                 "; it must be " + bound);
+  return SpecError(field, std::to_string(value), bound);
 }
 
 Status CheckSizes(const proto::DecoderSpec& spec) {
@@ -48,9 +50,8 @@ Status CheckSizes(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(
       CheckInt("num_heads * head_dim", spec.num_heads() * spec.head_dim(), 1, kMaxIntermediate));
   if (spec.num_heads() % spec.num_kv_heads() != 0) {
-    return Status::InvalidArgument("num_heads is " + std::to_string(spec.num_heads()) +
-                                   "; it must be a multiple of num_kv_heads, " +
-                                   std::to_string(spec.num_kv_heads()));
+    return SpecError("num_heads", std::to_string(spec.num_heads()),
+                     "a multiple of num_kv_heads, " + std::to_string(spec.num_kv_heads()));
   }
   return Status::Ok();
 }
@@ -58,12 +59,10 @@ Status CheckSizes(const proto::DecoderSpec& spec) {
 Status CheckRopeAndWindows(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckInt("rotary_dim", spec.rotary_dim(), 0, spec.head_dim()));
   if (spec.rotary_dim() % 2 != 0) {
-    return Status::InvalidArgument("rotary_dim is " + std::to_string(spec.rotary_dim()) +
-                                   "; it must be even");
+    return SpecError("rotary_dim", std::to_string(spec.rotary_dim()), "even");
   }
   if (spec.window_rope() && (spec.rotary_dim() == 0 || spec.layer_window_size() == 0)) {
-    return Status::InvalidArgument(
-        "window_rope is true; it must be false without rotary_dim and layer_window");
+    return SpecError("window_rope", "true", "false without rotary_dim and layer_window");
   }
   if (spec.layer_window_size() != 0 && spec.layer_window_size() != spec.num_layers()) {
     return Status::InvalidArgument("layer_window has " + std::to_string(spec.layer_window_size()) +
@@ -80,53 +79,42 @@ Status CheckRopeAndWindows(const proto::DecoderSpec& spec) {
 Status CheckFloatsAndEnums(const proto::DecoderSpec& spec) {
   AS_RETURN_IF_ERROR(CheckFloat("norm_eps", spec.norm_eps(), "in [0, 1]",
                                 spec.norm_eps() >= 0.0f && spec.norm_eps() <= 1.0f));
-  AS_RETURN_IF_ERROR(CheckFloat("rope_attention_scaling", spec.rope_attention_scaling(),
-                                "finite and not negative", spec.rope_attention_scaling() >= 0.0f));
-  AS_RETURN_IF_ERROR(CheckFloat("attention_scale", spec.attention_scale(),
-                                "finite and not negative", spec.attention_scale() >= 0.0f));
-  AS_RETURN_IF_ERROR(CheckFloat("attention_soft_cap", spec.attention_soft_cap(),
-                                "finite and not negative", spec.attention_soft_cap() >= 0.0f));
   const std::pair<const char*, float> scales[] = {
-      {"embedding_scale", spec.embedding_scale()}, {"residual_scale", spec.residual_scale()},
-      {"logits_scale", spec.logits_scale()},       {"logits_soft_cap", spec.logits_soft_cap()},
-      {"latent_norm_eps", spec.latent_norm_eps()}, {"qkv_limit", spec.qkv_limit()}};
+      {"rope_attention_scaling", spec.rope_attention_scaling()},
+      {"attention_scale", spec.attention_scale()},
+      {"attention_soft_cap", spec.attention_soft_cap()},
+      {"embedding_scale", spec.embedding_scale()},
+      {"residual_scale", spec.residual_scale()},
+      {"logits_scale", spec.logits_scale()},
+      {"logits_soft_cap", spec.logits_soft_cap()},
+      {"latent_norm_eps", spec.latent_norm_eps()},
+      {"qkv_limit", spec.qkv_limit()},
+      {"expert_weight_scale", spec.expert_weight_scale()}};
   for (const auto& [field, value] : scales) {
     AS_RETURN_IF_ERROR(CheckFloat(field, value, "finite and not negative", value >= 0.0f));
   }
-  if (!proto::NormPlacement_IsValid(spec.norm_placement())) {
-    return Status::InvalidArgument("norm_placement is " + std::to_string(spec.norm_placement()) +
-                                   "; it must be a value of NormPlacement, 0 to " +
-                                   std::to_string(proto::NormPlacement_MAX));
-  }
+  AS_RETURN_IF_ERROR(CheckEnum("norm_placement", spec.norm_placement(), "NormPlacement",
+                               proto::NormPlacement_IsValid, proto::NormPlacement_MAX));
   if (spec.qk_norm_whole() && !spec.qk_norm()) {
-    return Status::InvalidArgument("qk_norm_whole is true; it must be false without qk_norm");
+    return SpecError("qk_norm_whole", "true", "false without qk_norm");
   }
-  if (!proto::NormKind_IsValid(spec.norm_kind())) {
-    return Status::InvalidArgument("norm_kind is " + std::to_string(spec.norm_kind()) +
-                                   "; it must be a value of NormKind, 0 to " +
-                                   std::to_string(proto::NormKind_MAX));
-  }
+  AS_RETURN_IF_ERROR(CheckEnum("norm_kind", spec.norm_kind(), "NormKind", proto::NormKind_IsValid,
+                               proto::NormKind_MAX));
   if (spec.norm_bias() && spec.norm_kind() != proto::LAYER_NORM) {
-    return Status::InvalidArgument("norm_bias is true; it must be false without LAYER_NORM");
+    return SpecError("norm_bias", "true", "false without LAYER_NORM");
   }
   if (spec.parallel_residual() && spec.norm_placement() != proto::NORM_BEFORE) {
-    return Status::InvalidArgument(
-        "parallel_residual is true; it must be false without NORM_BEFORE");
+    return SpecError("parallel_residual", "true", "false without NORM_BEFORE");
   }
   if (spec.shared_norm() && !spec.parallel_residual()) {
-    return Status::InvalidArgument(
-        "shared_norm is true; it must be false without "
-        "parallel_residual");
+    return SpecError("shared_norm", "true", "false without parallel_residual");
   }
-  if (!proto::Activation_IsValid(spec.activation())) {
-    return Status::InvalidArgument("activation is " + std::to_string(spec.activation()) +
-                                   "; it must be a value of Activation, 0 to " +
-                                   std::to_string(proto::Activation_MAX));
-  }
+  AS_RETURN_IF_ERROR(CheckEnum("activation", spec.activation(), "Activation",
+                               proto::Activation_IsValid, proto::Activation_MAX));
   if (spec.compute_type() < proto::COMPUTE_FLOAT32 ||
       spec.compute_type() > proto::COMPUTE_FLOAT16) {
-    return Status::InvalidArgument("compute_type is " + std::to_string(spec.compute_type()) +
-                                   "; it must be 1 (float32), 2 (bfloat16) or 3 (float16)");
+    return SpecError("compute_type", std::to_string(spec.compute_type()),
+                     "1 (float32), 2 (bfloat16) or 3 (float16)");
   }
   return Status::Ok();
 }
@@ -140,11 +128,10 @@ Status CheckGemmDepths(const proto::DecoderSpec& spec) {
       {"head_dim - rotary_dim", spec.kv_latent() > 0 ? spec.head_dim() - spec.rotary_dim() : 0},
       {"intermediate_size", spec.intermediate_size()}};
   for (const auto& [field, k] : depths) {
-    if (k % group != 0) {
-      return Status::InvalidArgument(std::string(field) + " is " + std::to_string(k) +
-                                     "; it must be a multiple of " + std::to_string(group) +
-                                     ", the pack group of the compute type");
-    }
+    if (k % group == 0) continue;
+    return SpecError(
+        field, std::to_string(k),
+        "a multiple of " + std::to_string(group) + ", the pack group of the compute type");
   }
   return Status::Ok();
 }
@@ -436,9 +423,8 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   AS_RETURN_IF_ERROR(weights::CheckExperts(spec, kMaxIntermediate));
   AS_RETURN_IF_ERROR(weights::CheckLatents(spec, kMaxHeadDim, kMaxIntermediate));
   AS_RETURN_IF_ERROR(CheckGemmDepths(spec));
-  Result<QuantMap> quants = IndexQuants(spec);
-  if (!quants.ok()) return quants.status();
-  ListBuilder list(weights::FloatDType(spec), std::move(quants).value());
+  AS_ASSIGN_OR_RETURN(QuantMap quants, IndexQuants(spec));
+  ListBuilder list(weights::FloatDType(spec), std::move(quants));
   const int64_t vocab = spec.vocab_size(), hidden = spec.hidden_size();
   if (spec.tie_embeddings()) {
     list.GemmInPlace("embedding", vocab, hidden, {hidden});
@@ -456,10 +442,8 @@ Result<std::vector<RequiredTensor>> RequiredTensors(const proto::DecoderSpec& sp
   if (spec.rotary_dim() > 0) list.Vector("rope.inv_freq", spec.rotary_dim() / 2);
   if (spec.window_rope()) list.Vector("rope.window_inv_freq", spec.rotary_dim() / 2);
   if (spec.alibi()) list.Vector("alibi.slopes", spec.num_heads());
-  Result<std::vector<RequiredTensor>> tensors = list.Take();
-  if (!tensors.ok()) return tensors;
-  const Result<weights::FilePlan> plan = weights::PlanFile(tensors.value());
-  if (!plan.ok()) return plan.status();
+  AS_ASSIGN_OR_RETURN(std::vector<RequiredTensor> tensors, list.Take());
+  AS_RETURN_IF_ERROR(weights::PlanFile(tensors).status());
   return tensors;
 }
 

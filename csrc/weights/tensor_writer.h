@@ -10,9 +10,9 @@
 #include "allspark/status.h"
 #include "platform/thread_pool.h"
 #include "weights/format.h"
-#include "weights/model_reader.h"
 #include "weights/packing.h"
 #include "weights/param_store.h"
+#include "weights/required_tensors.h"
 
 namespace allspark::weights {
 

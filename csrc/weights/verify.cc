@@ -36,11 +36,6 @@ std::vector<Piece> ListPieces(const proto::ModelFile& file) {
   return pieces;
 }
 
-// The first byte of [begin, end) that is not zero, or end.
-int64_t FindNonZero(const unsigned char* data, int64_t begin, int64_t end) {
-  return std::find_if(data + begin, data + end, [](unsigned char c) { return c != 0; }) - data;
-}
-
 }  // namespace
 
 Status VerifyTensors(const proto::ModelFile& file, const unsigned char* param,

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include <algorithm>
+
 namespace allspark::weights {
 namespace {
 
@@ -13,6 +15,10 @@ std::string Hex(uint64_t value) {
 }
 
 }  // namespace
+
+int64_t FindNonZero(const unsigned char* data, int64_t begin, int64_t end) {
+  return std::find_if(data + begin, data + end, [](unsigned char c) { return c != 0; }) - data;
+}
 
 Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* kind,
                             uint32_t newest) {

@@ -29,6 +29,9 @@ inline uint64_t GetU64(const void* at) {
   return value;
 }
 
+// The offset of the first byte of [begin, end) that is not zero, or end.
+int64_t FindNonZero(const unsigned char* data, int64_t begin, int64_t end);
+
 // Checks the first 16 bytes of a file: magic, a version from 1 to `newest`, flags 0. `kind` is for
 // messages. DataLoss or Unimplemented, with the offset; the caller adds the file's name.
 Status CheckMagicAndVersion(const void* bytes, const char* magic, const char* kind,

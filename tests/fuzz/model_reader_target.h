@@ -24,6 +24,7 @@
 #include "weights/format.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 
 namespace allspark::fuzz::model_reader {
 

@@ -86,23 +86,21 @@ def config_seeds() -> list[bytes]:
 
 
 def run_config(data: bytes) -> None:
-    from allspark._allspark import required_tensors
     from allspark.model_loader.checkpoint import Checkpoint
     from allspark.model_loader.config import ModelConfig
     from allspark.model_loader.convert import describe_decoder, make_plan
+    from allspark.model_loader.native import required_of
 
     file_with("config.json", data)
     config = ModelConfig.read(scratch())
     nothing = Checkpoint(scratch(), [], {})
-
-    def required(spec: bytes) -> Any:
-        try:
-            return required_tensors(spec)
-        except (ValueError, NotImplementedError) as error:  # The native side's documented errors.
-            raise errors.ConfigError(str(error)) from None
-
+    described = describe_decoder(config)
     try:
-        make_plan(describe_decoder(config), nothing, "bfloat16", required)
+        required_of(described.spec("bfloat16"))
+    except (ValueError, NotImplementedError):
+        return  # The native side's documented errors.
+    try:
+        make_plan(described, nothing, "bfloat16")
     except errors.UnexplainedTensorError:
         pass  # There are no tensors.
 

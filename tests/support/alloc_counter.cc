@@ -6,15 +6,7 @@
 
 #include <cstddef>
 
-#ifndef __has_feature  // GCC defines a macro per sanitizer instead.
-#define __has_feature(name) 0
-#endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define AS_TSAN 1
-#define AS_SANITIZER_OWNS_MALLOC 1
-#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define AS_SANITIZER_OWNS_MALLOC 1
-#endif
+#include "support/sanitized.h"
 
 namespace allspark::testing {
 
@@ -72,17 +64,11 @@ bool HeapFaults::Refuses() {
   return true;
 }
 
-bool SeesAlignedAllocations() {
-#ifdef AS_TSAN
-  return false;
-#else
-  return true;
-#endif
-}
+bool SeesAlignedAllocations() { return !AS_SANITIZED_THREADS; }
 
 }  // namespace allspark::testing
 
-#ifdef AS_SANITIZER_OWNS_MALLOC
+#if AS_SANITIZED  // The sanitizer owns malloc.
 
 // Both sanitizers' runtimes have it; GCC installs no header that declares it.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*,

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <list>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "allspark/model_serializer.h"
 #include "proto/allspark.pb.h"
+#include "support/must.h"
 #include "weights/lora_file.h"
 
 namespace allspark::testing {
@@ -74,27 +74,19 @@ class RandomLora final : public LoraFile {
   }
 
   std::shared_ptr<const LoraImage> ToImage() const {
-    auto serializer = LoraSerializer::Create("", "");
-    Require(serializer.status());
+    const auto serializer = Must(LoraSerializer::Create("", ""));
     for (const LoraPair& pair : pairs_) {
       const auto size = [&](int64_t rows) { return static_cast<size_t>(rows * pair.rank); };
-      Require((*serializer)
-                  ->AddPair(pair.tensor, pair.row_begin, pair.rows, pair.cols, pair.rank,
-                            {pair.a, size(pair.cols)}, {pair.b, size(pair.rows)}));
+      Must(serializer->AddPair(pair.tensor, pair.row_begin, pair.rows, pair.cols, pair.rank,
+                               {pair.a, size(pair.cols)}, {pair.b, size(pair.rows)}));
     }
-    auto image = (*serializer)->Finish();
-    Require(image.status());
-    return *image;
+    return Must(serializer->Finish());
   }
 
   std::span<const LoraPair> pairs() const override { return pairs_; }
   const std::string& source() const override { return source_; }
 
  private:
-  static void Require(const Status& status) {
-    if (!status.ok()) throw std::runtime_error(status.ToString());
-  }
-
   const float* Values(int64_t count, double scale) {
     std::normal_distribution<double> normal(0.0, scale);
     std::vector<float>& values = values_.emplace_back(static_cast<size_t>(count));

@@ -2,11 +2,11 @@
 
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "support/must.h"
 #include "weights/format.h"
 
 namespace allspark::testing {
@@ -38,10 +38,6 @@ uint64_t HashName(std::string_view name, uint64_t seed) {
   return hash;
 }
 
-bool EndsWith(std::string_view text, std::string_view ending) {
-  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
-}
-
 std::vector<float> InvFreq(int64_t pairs) {
   std::vector<float> values;
   for (int64_t i = 0; i < pairs; ++i) {
@@ -67,10 +63,6 @@ std::vector<float> RandomOrder(int64_t size, uint64_t seed) {
   Random random(seed);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Next() % i]);
   return order;
-}
-
-void Require(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
 proto::DecoderSpec BaseSpec(const char* architecture, proto::ComputeType compute) {
@@ -228,10 +220,7 @@ proto::DecoderSpec TinyNeoxSpec(proto::ComputeType compute) {
   spec.set_mlp_bias(true);
   spec.set_lm_head_bias(true);
   for (const char* tensor : {"layers.1.up", "layers.1.down"}) {
-    proto::WeightQuant* quant = spec.add_weight_quant();
-    quant->set_tensor(tensor);
-    quant->set_bits(8);
-    quant->set_quantize_activations(true);
+    Quantize(spec, tensor, 8, 0, false, true);
   }
   return spec;
 }
@@ -448,31 +437,38 @@ proto::DecoderSpec TinyFormsMoeSpec(proto::ComputeType compute) {
   return spec;
 }
 
+const std::vector<TinySpecMaker>& TinySpecMakers() {
+  static const std::vector<TinySpecMaker> makers = {TinyLlamaSpec,
+                                                    TinyQwen2Spec,
+                                                    TinyQwen3Spec,
+                                                    TinyMistralSpec,
+                                                    TinyOddSpec,
+                                                    TinyQuantizedSpec,
+                                                    TinyGemmaSpec,
+                                                    TinyOlmoSpec,
+                                                    TinyNeoxSpec,
+                                                    TinyGpt2Spec,
+                                                    TinyAlibiSpec,
+                                                    TinyMixtralSpec,
+                                                    TinyDeepseekSpec,
+                                                    TinyQuantizedMoeSpec,
+                                                    TinyLatentSpec,
+                                                    TinyDbrxSpec,
+                                                    TinyReorderedSpec,
+                                                    TinyReorderedParallelSpec,
+                                                    TinyReorderedLatentSpec,
+                                                    TinyScaledSpec,
+                                                    TinyScaledMoeSpec,
+                                                    TinyScaledLatentSpec,
+                                                    TinyFormsSpec,
+                                                    TinyFormsMoeSpec};
+  return makers;
+}
+
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute) {
-  return {TinyLlamaSpec(compute),
-          TinyQwen2Spec(compute),
-          TinyQwen3Spec(compute),
-          TinyMistralSpec(compute),
-          TinyOddSpec(compute),
-          TinyQuantizedSpec(compute),
-          TinyGemmaSpec(compute),
-          TinyOlmoSpec(compute),
-          TinyNeoxSpec(compute),
-          TinyGpt2Spec(compute),
-          TinyAlibiSpec(compute),
-          TinyMixtralSpec(compute),
-          TinyDeepseekSpec(compute),
-          TinyQuantizedMoeSpec(compute),
-          TinyLatentSpec(compute),
-          TinyDbrxSpec(compute),
-          TinyReorderedSpec(compute),
-          TinyReorderedParallelSpec(compute),
-          TinyReorderedLatentSpec(compute),
-          TinyScaledSpec(compute),
-          TinyScaledMoeSpec(compute),
-          TinyScaledLatentSpec(compute),
-          TinyFormsSpec(compute),
-          TinyFormsMoeSpec(compute)};
+  std::vector<proto::DecoderSpec> specs;
+  for (const TinySpecMaker make : TinySpecMakers()) specs.push_back(make(compute));
+  return specs;
 }
 
 const proto::WeightQuant* QuantOf(const proto::DecoderSpec& spec, const std::string& tensor) {
@@ -488,9 +484,7 @@ std::vector<float> StoredWeight(const ModelReader& reader, const RequiredTensor&
   const int64_t per_lane = quant->bits() == 8 ? 4 : 8;
   const int64_t group_size = quant->group_size() == 0 ? k : quant->group_size();
   const auto bytes = [&](const std::string& name) {
-    auto view = reader.Find(name);
-    Require(view.status());
-    return static_cast<const unsigned char*>(view->data);
+    return static_cast<const unsigned char*>(Must(reader.Find(name)).data);
   };
   const unsigned char* values = bytes(tensor.name);
   const unsigned char* scales = bytes(tensor.name + "_scale");
@@ -543,13 +537,13 @@ std::vector<float> RandomTensor(const RequiredTensor& tensor, uint64_t seed) {
   int64_t size = 1;
   for (const int64_t dim : tensor.shape) size *= dim;
   if (tensor.name == "rope.inv_freq") return InvFreq(size);
+  if (tensor.name == "alibi.slopes") return Slopes(size);
+  if (tensor.name.ends_with("_order")) return RandomOrder(size, HashName(tensor.name, seed));
   // Norm weights are around 1. Matrices keep the variance of their results a little above 1, so
   // that attention is neither flat nor concentrated on a single key.
-  if (tensor.name == "alibi.slopes") return Slopes(size);
-  if (EndsWith(tensor.name, "_order")) return RandomOrder(size, HashName(tensor.name, seed));
-  const bool is_norm = EndsWith(tensor.name, "norm");
+  const bool is_norm = tensor.name.ends_with("norm");
   float scale = 0.2f;
-  if (EndsWith(tensor.name, "embedding")) {
+  if (tensor.name.ends_with("embedding")) {
     scale = 0.5f;
   } else if (tensor.shape.size() == 2) {
     scale = 2.0f / std::sqrt(static_cast<float>(tensor.shape[1]));
@@ -569,7 +563,7 @@ namespace {
 // Whether a layer from silent_from on adds to the residual stream by this tensor.
 bool IsSilent(const std::string& name, int64_t silent_from) {
   const std::string prefix = "layers.";
-  if (!name.starts_with(prefix) || !(EndsWith(name, ".o") || EndsWith(name, "down"))) return false;
+  if (!name.starts_with(prefix) || !(name.ends_with(".o") || name.ends_with("down"))) return false;
   return std::stoll(name.substr(prefix.size())) >= silent_from;
 }
 
@@ -587,7 +581,7 @@ void Add(ModelWriter& writer, const std::string& name, DType dtype, const std::v
     view.strides[i] = stride;
     stride *= view.dims[i];
   }
-  Require(writer.AddTensor(name, 0, view));
+  Must(writer.AddTensor(name, 0, view));
 }
 
 // Integers that spread over their range as `values` do, with scales of about their size.
@@ -642,34 +636,27 @@ void AddForm(ModelWriter& writer, const RequiredTensor& tensor, const proto::Wei
 
 std::shared_ptr<const ModelImage> MakeRandomModel(const proto::DecoderSpec& spec, uint64_t seed,
                                                   int64_t silent_from) {
-  auto tensors = RequiredTensors(spec);
-  Require(tensors.status());
-  auto writer = ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr);
-  Require(writer.status());
-  for (const RequiredTensor& tensor : *tensors) {
+  const auto writer = Must(ModelWriter::Create(spec, proto::BuildRecord(), "", "", nullptr));
+  for (const RequiredTensor& tensor : Must(RequiredTensors(spec))) {
     // Written together with its weight.
     if (tensor.layout == proto::PANEL64_SCALE || tensor.dtype == DType::kUInt2) continue;
     std::vector<float> values = RandomTensor(tensor, seed);
     if (IsSilent(tensor.name, silent_from)) std::fill(values.begin(), values.end(), 0.0f);
     const proto::WeightQuant* quant = QuantOf(spec, tensor.name);
     if (quant != nullptr && weights::IsMadeElsewhere(*quant)) {
-      AddForm(**writer, tensor, *quant, values);
+      AddForm(*writer, tensor, *quant, values);
     } else if (tensor.dtype == DType::kInt32) {
       const std::vector<int32_t> integers(values.begin(), values.end());
-      Add(**writer, tensor.name, DType::kInt32, integers, tensor.shape);
+      Add(*writer, tensor.name, DType::kInt32, integers, tensor.shape);
     } else {
-      Add(**writer, tensor.name, DType::kFloat32, values, tensor.shape);
+      Add(*writer, tensor.name, DType::kFloat32, values, tensor.shape);
     }
   }
-  auto image = (*writer)->Finish();
-  Require(image.status());
-  return std::move(*image);
+  return Must(writer->Finish());
 }
 
 std::unique_ptr<ModelReader> OpenRandomModel(const proto::DecoderSpec& spec, uint64_t seed) {
-  auto reader = ModelReader::OpenImage(MakeRandomModel(spec, seed), nullptr);
-  Require(reader.status());
-  return std::move(*reader);
+  return Must(ModelReader::OpenImage(MakeRandomModel(spec, seed), nullptr));
 }
 
 }  // namespace allspark::testing

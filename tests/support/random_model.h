@@ -11,6 +11,7 @@
 #include "allspark/status.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 
 namespace allspark::testing {
 
@@ -69,12 +70,16 @@ proto::DecoderSpec TinyReorderedLatentSpec(proto::ComputeType compute = proto::C
 // The quantised specs of above with scales for groups of activations.
 proto::DecoderSpec TinyScaledSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 proto::DecoderSpec TinyScaledMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
-// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of both types.
-proto::DecoderSpec TinyFormsSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
-proto::DecoderSpec TinyFormsMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 proto::DecoderSpec TinyScaledLatentSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
 
-// All of the above.
+// Offsets, tables, 6 bits, floats of 8 bits, groups of 16, scales of every type.
+proto::DecoderSpec TinyFormsSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+proto::DecoderSpec TinyFormsMoeSpec(proto::ComputeType compute = proto::COMPUTE_FLOAT32);
+
+// All of the above: parameters of tests.
+using TinySpecMaker = proto::DecoderSpec (*)(proto::ComputeType);
+const std::vector<TinySpecMaker>& TinySpecMakers();
+// The specs that they make.
 std::vector<proto::DecoderSpec> TinySpecs(proto::ComputeType compute);
 
 // The values that MakeRandomModel writes into one required tensor, row-major, rounded to its dtype;

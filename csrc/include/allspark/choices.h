@@ -43,7 +43,7 @@ std::string ChoicesText() {
   return text;
 }
 
-// Refuses a file serialised for another compute type; kAny: none.
+// The compute type that a model must have been serialised for; kAny: either.
 enum class MatmulPrecision { kAny, kFloat32, kBFloat16 };
 template <>
 struct Choices<MatmulPrecision> {

@@ -4,7 +4,7 @@
 // and a queue at once; the model's step thread does the rest. Every call is thread-safe; none waits
 // for a step except where it says so. A call for which the heap has no memory changes nothing: it
 // returns ResourceExhausted if it returns a Status, otherwise it throws std::bad_alloc. An engine
-// cannot be used in a fork of its process. Contract: engine/README.md.
+// cannot be used in a fork of its process. Contract: csrc/engine/README.md.
 #pragma once
 
 #include <cstdint>
@@ -212,6 +212,9 @@ class Engine {
   // as it does in StartRequest.
   Status SyncRequest(const std::string& model_name, RequestHandle handle, int64_t timeout_ms = -1,
                      const std::function<bool()>& cancelled = nullptr);
+  // Waits for all of them; unknown handles do not end the wait. Returns the first failure.
+  Status SyncRequests(const std::string& model_name, std::span<const RequestHandle> handles,
+                      int64_t timeout_ms = -1, const std::function<bool()>& cancelled = nullptr);
   Status SyncAllRequests(const std::string& model_name, int64_t timeout_ms = -1,
                          const std::function<bool()>& cancelled = nullptr);
 
@@ -258,7 +261,7 @@ class Engine {
   // The metrics of all installed models.
   std::vector<Metric> GetMetrics() const;
   // Every change of every queue of this engine is signalled here.
-  const std::shared_ptr<CompletionSet>& completions() const;
+  std::shared_ptr<CompletionSet> completions() const;
 
   // "M.m.p/(GitSha1:xxxxxxxx)".
   static std::string Version();

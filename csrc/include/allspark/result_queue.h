@@ -82,7 +82,7 @@ class ResultQueue {
   virtual size_t GeneratedLength() const = 0;  // Output tokens so far, delivered or not.
   // The reason of kInternalError, or empty.
   virtual std::string error() const = 0;
-  // Keys and units as documented for RequestStatInfo: times in ms, lengths in tokens.
+  // Keys as in docs/observability.md; times in ms, lengths in tokens.
   virtual std::map<std::string, int64_t> RequestStatInfo() const = 0;
   virtual uint64_t request_id() const = 0;
   // The score of the sequence once it has ended; nullopt with num_beams and best_of 1.

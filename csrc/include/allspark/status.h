@@ -134,3 +134,14 @@ class [[nodiscard]] Result {
     ::allspark::Status as_status_ = (expr);  \
     if (!as_status_.ok()) return as_status_; \
   } while (0)
+
+// Assigns the value of a Result to `lhs`, which may declare a variable, or returns its Status from
+// the enclosing function. Several statements: not the body of an `if` without braces.
+#define AS_ASSIGN_OR_RETURN(lhs, ...) \
+  AS_ASSIGN_FROM_OR_RETURN(AS_UNIQUE_NAME(as_result_, __LINE__), lhs, __VA_ARGS__)
+#define AS_ASSIGN_FROM_OR_RETURN(result, lhs, ...) \
+  auto result = (__VA_ARGS__);                     \
+  if (!result.ok()) return result.status();        \
+  lhs = *std::move(result)
+#define AS_UNIQUE_NAME(name, line) AS_JOIN(name, line)
+#define AS_JOIN(name, line) name##line

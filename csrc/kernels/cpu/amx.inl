@@ -33,7 +33,7 @@ struct alignas(64) AmxConfig {
 
   __attribute__((always_inline)) AmxConfig(int64_t num_rows, int64_t groups) {
     const bool two = num_rows > kAmxRows;
-    const int64_t first = two ? kAmxRows : num_rows, second = two ? num_rows - kAmxRows : first;
+    const int64_t first = Lower(num_rows, kAmxRows), second = two ? num_rows - kAmxRows : first;
     Set(0, first, kAmxColumns);
     Set(1, first, kAmxColumns);
     Set(2, second, kAmxColumns);
@@ -280,9 +280,7 @@ struct DotAmx {
 template <>
 struct TileShape<DotAmx> {
   static constexpr int64_t kStreamRows = kAmxRows;
-  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
-    return left < 2 * kAmxRows ? left : 2 * kAmxRows;
-  }
+  static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) { return Lower(left, kAmxPairRows); }
 };
 
 template <>

@@ -135,7 +135,7 @@ struct ChunkValues<DotTiles> {
     }
     for (int64_t i = 0; i < rows.count * s.dim; i += kLanes) StoreF(s.chunk_sum + i, Zero());
     const int64_t first = (seen.begin - chunk) / kTileStep;
-    const int64_t last = (seen.end - chunk + kTileStep - 1) / kTileStep;
+    const int64_t last = CeilDiv(seen.end - chunk, kTileStep);
     for (int64_t r = 0; r < rows.count; r += kAmxPairRows) {
       const int64_t end = Lower(r + kAmxPairRows, rows.count);
       // The steps that all of these rows see whole: of a row, the range ends before, and begins

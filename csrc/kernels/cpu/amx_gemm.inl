@@ -70,10 +70,10 @@ class AmxFinisher {
     row_ = row;
     left_ = rows;
     column_ = column;
-    rows_per_step_ = (rows + steps - 1) / steps;
+    rows_per_step_ = CeilDiv(rows, steps);
   }
   AS_ALWAYS_INLINE void Step() {
-    if (left_ > 0) Finish(left_ < rows_per_step_ ? left_ : rows_per_step_);
+    if (left_ > 0) Finish(Lower(left_, rows_per_step_));
   }
   AS_ALWAYS_INLINE void Rest() {
     if (left_ > 0) Finish(left_);
@@ -104,7 +104,7 @@ static AS_ALWAYS_INLINE void AmxPanelBlock(int64_t rows, AmxOperands x, int64_t 
                                            Work& work) {
   const bool two = rows > kAmxRows;
   for (int64_t left = groups; left > 0;) {
-    const int64_t depth = left < kAmxGroups ? left : kAmxGroups;  // the last step is shorter
+    const int64_t depth = Lower(left, kAmxGroups);  // the last step is shorter
     AmxConfigure(rows, depth);
     x.steps = left / depth;
     AmxChain(two, x, work);
@@ -134,7 +134,7 @@ struct AmxGemm {
     AmxFinisher<Store> finisher(args, store);
     for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
       for (int64_t row = 0; row < args.m; row += kAmxBlockRows) {
-        const int64_t rows = args.m - row < kAmxBlockRows ? args.m - row : kAmxBlockRows;
+        const int64_t rows = Lower(args.m - row, kAmxBlockRows);
         Rows(args, store, p, row, rows, sums, finisher);
       }
     }
@@ -146,17 +146,17 @@ struct AmxGemm {
                                     int64_t row_begin, int64_t rows, float* sums,
                                     AmxFinisher<Store>& finisher) {
     const int64_t groups = args.k / DotAmx::kGroup, apart = args.n / kPanelColumns / Store::kPanels;
-    const int64_t pairs = (rows + kAmxPairRows - 1) / kAmxPairRows;
+    const int64_t pairs = CeilDiv(rows, kAmxPairRows);
     for (int64_t group = 0, next; group < groups; group = next) {
-      next = groups - group < kGemmGroups ? groups : group + kGemmGroups;
+      next = Lower(groups, group + kGemmGroups);
       const bool last = next == groups;
       const int64_t passes = (next - group) / kAmxGroups * 2;  // of a pair of tiles' rows
       const int64_t lines = (next - group) * kPanelStride / kAmxLine;
       // With more rows than a block, they pass over the same panel again.
       const bool fetches = passes > 0 && (!last || row_begin + rows == args.m);
-      const int64_t step = fetches ? (lines + pairs * passes - 1) / (pairs * passes) : 0;
+      const int64_t step = fetches ? CeilDiv(lines, pairs * passes) : 0;
       for (int64_t r = 0; r < rows; r += kAmxPairRows) {
-        const int64_t count = rows - r < kAmxPairRows ? rows - r : kAmxPairRows;
+        const int64_t count = Lower(rows - r, kAmxPairRows);
         const int64_t row = row_begin + r, column = p * kPanelColumns;
         if (group == 0) {
           store.At(args, row, column).FetchRows(0, count);
@@ -182,7 +182,7 @@ struct AmxGemm {
         }
         if (last) {
           finisher.Begin(sums + r * kPanelColumns, row, count, column,
-                         Store::kPanels * (passes > 0 ? passes : 1));
+                         Store::kPanels * Higher(passes, 1));
         }
       }
     }

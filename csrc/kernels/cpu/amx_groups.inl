@@ -54,7 +54,7 @@ class AmxFolder {
     Rest();
     left_ = rows;
     run_ = run;
-    rows_per_step_ = (rows + steps - 1) / steps;
+    rows_per_step_ = CeilDiv(rows, steps);
     sums_ = sums;
     c_ = c;
     fresh_ = block.fresh && group == 0;
@@ -71,7 +71,7 @@ class AmxFolder {
     }
   }
   AS_ALWAYS_INLINE void Step() {
-    if (left_ > 0) Add(left_ < rows_per_step_ ? left_ : rows_per_step_);
+    if (left_ > 0) Add(Lower(left_, rows_per_step_));
   }
   AS_ALWAYS_INLINE void Rest() {
     if (left_ > 0) Add(left_);
@@ -189,7 +189,7 @@ void AmxGroups(const AmxGroupBlock& block) {
   Fetch fetch = block.fetch;
   int64_t turn = 0;
   for (int64_t row = 0; row < block.rows; row += kAmxPairRows) {
-    const int64_t count = block.rows - row < kAmxPairRows ? block.rows - row : kAmxPairRows;
+    const int64_t count = Lower(block.rows - row, kAmxPairRows);
     block.destination.FetchRows(row, count);
     AmxConfigure(count, kAmxGroups);
     const float* const a_scale = kRowScales ? block.a_scale + row * block.ld_scales : nullptr;
@@ -198,7 +198,7 @@ void AmxGroups(const AmxGroupBlock& block) {
       const unsigned char* b = block.b.at + i * block.b.half;
       float* const c = block.c + row * kPanelColumns + i * kAmxHalf;
       for (int64_t group = 0; group < block.groups; group += kAmxRun, ++turn) {
-        const int64_t run = block.groups - group < kAmxRun ? block.groups - group : kAmxRun;
+        const int64_t run = Lower(block.groups - group, kAmxRun);
         Sum* const begin = sums[turn % 2];
         for (int64_t g = 0; g < run; ++g) {
           AmxGroupSums<Sum>(count > kAmxRows, block, a, b, fetch, begin + g * kAmxSums, folder);
@@ -215,8 +215,8 @@ void AmxGroups(const AmxGroupBlock& block) {
 // What each step of a block fetches, so that it has asked for `bytes` from `next` on at its end.
 static AS_ALWAYS_INLINE Fetch AmxFetchShare(const unsigned char* next, int64_t bytes, int64_t rows,
                                             int64_t steps) {
-  const int64_t all = (rows + kAmxPairRows - 1) / kAmxPairRows * 2 * steps;
-  return {next, (bytes / kAmxLine + all - 1) / all * kAmxLine};
+  const int64_t all = CeilDiv(rows, kAmxPairRows) * 2 * steps;
+  return {next, CeilDiv(bytes / kAmxLine, all) * kAmxLine};
 }
 
 // `count` k of a panel as signed bytes, less their zero points, in the order in which tiles are

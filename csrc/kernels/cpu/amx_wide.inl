@@ -23,14 +23,11 @@ void AmxWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_b
   const int64_t size = args.scales.group_size, whole_groups = kAmxWideBlock / size;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / size, group_end = (index + 1) * size;
-    next = whole_groups > 0                ? k + whole_groups * size
-           : k + kAmxWideBlock < group_end ? k + kAmxWideBlock
-                                           : group_end;
-    if (next > args.k) next = args.k;
+    next = whole_groups > 0 ? k + whole_groups * size : Lower(k + kAmxWideBlock, group_end);
+    next = Lower(next, args.k);
     for (int64_t from = k, to; from < next; from = to) {
       // A zero point belongs to a group.
-      const int64_t end = (from / size + 1) * size < next ? (from / size + 1) * size : next;
-      to = from + kWideBlock < end ? from + kWideBlock : end;
+      to = Lower(from + kWideBlock, Lower((from / size + 1) * size, next));
       WidenBlock<kForm, DotAmx>(panel, args.scales, numbers, from, to - from,
                                 wide + (from - k) / DotAmx::kGroup * kPanelStride);
     }
@@ -58,7 +55,7 @@ void AmxWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_b
     }
     NoWork work;
     for (int64_t r = 0; r < rows; r += kAmxPairRows) {
-      const int64_t count = rows - r < kAmxPairRows ? rows - r : kAmxPairRows;
+      const int64_t count = Lower(rows - r, kAmxPairRows);
       if (k == 0) destination.FetchRows(r, count);
       AmxOperands x;
       x.a = a + (row_begin + r) * a_stride;

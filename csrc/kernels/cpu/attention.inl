@@ -203,7 +203,7 @@ struct ChunkValues {
         // begins last, and the first row's range ends first.
         KeyRange common = Intersect(rows.visible[r + tile_rows - 1], whole);
         common.end = Lower(common.end, rows.visible[r].end);
-        common = {(common.begin + kGroup - 1) / kGroup * kGroup, common.end / kGroup * kGroup};
+        common = {CeilDiv(common.begin, kGroup) * kGroup, common.end / kGroup * kGroup};
         if (Empty(common)) common = {whole.end, whole.end};
         const KeyRange shared = Intersect(common, span);
         for (int64_t i = r; i < r + tile_rows; ++i) {
@@ -376,15 +376,6 @@ void WholeSoftmax(const AttentionScratch& s, int64_t first_row, float args_scale
   }
 }
 
-// 1 to R rows.
-template <class A, bool kScaled, int R>
-void WholeSoftmaxOf(int64_t rows, const AttentionScratch& s, int64_t first_row, float scale) {
-  if constexpr (R > 1) {
-    if (rows < R) return WholeSoftmaxOf<A, kScaled, R - 1>(rows, s, first_row, scale);
-  }
-  WholeSoftmax<A, kScaled, R>(s, first_row, scale);
-}
-
 // The factors of a row's running result (keep) and of its next chunk's result (take).
 struct MergeFactors {
   VecF highest, keep, take;
@@ -462,7 +453,9 @@ void AttendChunk(const AttentionArgs& args, const Head& head, const AttentionScr
   for (int64_t r = 0; r < rows.count;) {
     const int64_t together = Lower(kMostTogether, rows.count - r);
     if (plain && Covers(rows.visible[r], whole) && Covers(rows.visible[r + together - 1], whole)) {
-      WholeSoftmaxOf<typename Dot::A, Head::kScaled, kMostTogether>(together, s, r, args.scale);
+      WithRows<kMostTogether>(together, [&s, r, scale = args.scale]<int R>() {
+        WholeSoftmax<typename Dot::A, Head::kScaled, R>(s, r, scale);
+      });
       r += together;
       continue;
     }
@@ -497,7 +490,7 @@ static AS_ALWAYS_INLINE const float* QueryRow(const AttentionArgs& args, int64_t
 // Writes a chunk's partial results in the layout that AttentionArgs gives.
 static AS_ALWAYS_INLINE void StorePartials(const AttentionArgs& args, const AttentionScratch& s,
                                            const RowBlock& rows, int64_t chunk) {
-  const int64_t size = PartialFloats(args.head_dim);
+  const int64_t size = AttentionPartialFloats(args.head_dim);
   const int64_t index = (chunk / kAttentionChunk - args.chunk_begin) * args.group + rows.first;
   for (int64_t r = 0; r < rows.count; ++r) {
     float* partial = args.partials + (index + r) * size;
@@ -572,7 +565,7 @@ void Attention(const AttentionArgs& args) noexcept {
 // As Merge, one row at a time.
 template <class Out>
 void AttentionMerge(const AttentionMergeArgs& args) noexcept {
-  const int64_t dim = AttentionDim(args.head_dim), size = PartialFloats(args.head_dim);
+  const int64_t dim = AttentionDim(args.head_dim), size = AttentionPartialFloats(args.head_dim);
   constexpr int64_t kMostDims = 1024;  // dimensions at a time
   for (int64_t row = args.row_begin; row < args.row_end; ++row) {
     for (int64_t begin = 0; begin < dim; begin += kMostDims) {

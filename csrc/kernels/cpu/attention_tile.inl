@@ -14,11 +14,8 @@ constexpr float kNoScore = -__builtin_huge_valf();
 constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static_assert(kLanes <= 16);
 
-static AS_ALWAYS_INLINE int64_t Lower(int64_t a, int64_t b) { return a < b ? a : b; }
-static AS_ALWAYS_INLINE int64_t Higher(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // Tokens that are always in the same block, whatever the block size.
-constexpr int64_t kGranule = 16;
+constexpr int64_t kGranule = kLeastBlockSize;
 constexpr int64_t kSpan = kAttentionSpan;
 constexpr int64_t kSpanGranules = kSpan / kGranule;
 static_assert(kGranule % kLanes == 0);
@@ -68,9 +65,7 @@ struct AttentionTileShape {
   static constexpr int64_t kMostRows = kMostTileRows;
   // The rows of the next tile when `left` remain.
   static AS_ALWAYS_INLINE int64_t NextRows(int64_t left) {
-    if (left <= kMostTileRows) return left;
-    const int64_t tiles = (left + kUsualTileRows - 1) / kUsualTileRows;
-    return (left + tiles - 1) / tiles;
+    return left <= kMostTileRows ? left : EvenShare(left, kUsualTileRows);
   }
 };
 
@@ -273,22 +268,14 @@ static AS_ALWAYS_INLINE void ValueTiles(const ValueTileArgs<typename Dot::A>& ar
   }
 }
 
-// Calls run with the number of rows, 1 to kMostTileRows, as a constant.
-template <int R, class Run>
-static AS_ALWAYS_INLINE void WithRows(int64_t rows, Run run) {
-  if constexpr (R < kMostTileRows) {
-    if (rows > R) return WithRows<R + 1>(rows, run);
-  }
-  run.template operator()<R>();
-}
-
+// 1 to kMostTileRows rows.
 template <class Dot, class Lanes>
 void ScoreRows(int64_t rows, const ScoreTileArgs<typename Dot::A>& args) {
-  WithRows<1>(rows, [&args]<int R>() { ScoreTiles<Dot, Lanes, R>(args); });
+  WithRows<kMostTileRows>(rows, [&args]<int R>() { ScoreTiles<Dot, Lanes, R>(args); });
 }
 template <class Dot, class Lanes>
 void ValueRows(int64_t rows, const ValueTileArgs<typename Dot::A>& args, int64_t columns) {
-  WithRows<1>(rows, [&args, columns]<int R>() {
+  WithRows<kMostTileRows>(rows, [&args, columns]<int R>() {
     ValueTiles<Dot, Lanes, R, TileVecs(R)>(args, 0, columns);
   });
 }

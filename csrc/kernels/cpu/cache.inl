@@ -110,7 +110,7 @@ static AS_ALWAYS_INLINE Ahead AheadOf(const Head& head, SpanRange range, bool ke
   // A granule's share of its block's part, and the vectors that a tile reads from a granule.
   const int64_t share = head.TokenBytes(keys) * kGranule, vectors = head.head_dim / Head::kGroup;
   Ahead ahead;
-  ahead.step = (share + vectors - 1) / vectors;
+  ahead.step = CeilDiv(share, vectors);
   for (int64_t g = 0; g < kSpanGranules; ++g) {
     const int64_t position = range.Nearest(g);
     ahead.granule[g] = (keys ? parts.Keys(position) : parts.Values(position)) +

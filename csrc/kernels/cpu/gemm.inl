@@ -26,24 +26,15 @@ constexpr int64_t kGemmFewRows = 2 * kTileRows;
 constexpr int64_t kStreamPrefetch = 4096;
 
 // Copies rows next to each other, as float32: rows a power of two apart would share few cache sets.
-static AS_ALWAYS_INLINE void GatherRows(const float* a, int64_t lda, int64_t rows, int64_t k,
+template <class Element>
+static AS_ALWAYS_INLINE void GatherRows(const Element* a, int64_t lda, int64_t rows, int64_t k,
                                         float* out, int64_t ldo) {
   for (int64_t r = 0; r < rows; ++r) {
-    const float* from = a + r * lda;
+    const Element* from = a + r * lda;
     float* to = out + r * ldo;
     int64_t i = 0;
-    for (; i + kLanes <= k; i += kLanes) StoreF(to + i, LoadF(from + i));
-    for (; i < k; ++i) to[i] = from[i];
-  }
-}
-static AS_ALWAYS_INLINE void GatherRows(const uint16_t* a, int64_t lda, int64_t rows, int64_t k,
-                                        float* out, int64_t ldo) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const uint16_t* from = a + r * lda;
-    float* to = out + r * ldo;
-    int64_t i = 0;
-    for (; i + kLanes <= k; i += kLanes) StoreF(to + i, LoadBf16(from + i));
-    for (; i < k; ++i) to[i] = ToFloat(BFloat16{from[i]});
+    for (; i + kLanes <= k; i += kLanes) StoreF(to + i, LoadFloats(from + i));
+    for (; i < k; ++i) to[i] = FloatOf(from[i]);
   }
 }
 
@@ -89,9 +80,7 @@ static AS_ALWAYS_INLINE int64_t FirstColumn(const GemmArgs& args, int64_t panel)
 }
 // How many, from this first one on.
 static AS_ALWAYS_INLINE int64_t PanelWidth(const GemmArgs& args, int64_t column) {
-  const int64_t whole =
-      args.panel_columns < args.strip_columns ? args.panel_columns : args.strip_columns;
-  return args.n - column < whole ? args.n - column : whole;
+  return Lower(args.n - column, Lower(args.panel_columns, args.strip_columns));
 }
 static AS_ALWAYS_INLINE bool IsStrip(const GemmArgs& args) {
   return args.strip_columns < kPanelColumns;
@@ -227,8 +216,7 @@ static AS_ALWAYS_INLINE void AddLowRanks(const GemmArgs& args, int64_t panel, in
     const LowRank& low = args.low_rank[i];
     if (low.row_begin >= end) break;
     if (low.row_end <= begin || panel < low.panel_begin || panel >= low.panel_end) continue;
-    const int64_t from = low.row_begin > begin ? low.row_begin : begin;
-    const int64_t to = low.row_end < end ? low.row_end : end;
+    const int64_t from = Higher(low.row_begin, begin), to = Lower(low.row_end, end);
     args.add_low_rank(low, from, to - from, panel, sums + (from - begin) * kPanelColumns);
   }
 }
@@ -242,7 +230,7 @@ static AS_ALWAYS_INLINE void ForEachRowBlock(const GemmArgs& args, const Store& 
   const int64_t apart = args.n / kPanelColumns / Store::kPanels;
   for (int64_t p = args.panel_begin; p < args.panel_end; ++p) {
     for (int64_t row = 0; row < args.m; row += kRows) {
-      const int64_t rows = args.m - row < kRows ? args.m - row : kRows;
+      const int64_t rows = Lower(args.m - row, kRows);
       Destination destination = store.At(args, row, FirstColumn(args, p));
       for (int64_t i = 0; i < Store::kPanels; ++i) {
         float* panel_sums = sums + i * kRows * kPanelColumns;
@@ -310,11 +298,11 @@ void GemmRowBlock(const GemmArgs& args, const unsigned char* panel, int64_t colu
   // A product that resumes, an adapter's, is short, and the adapter's next panel follows in memory.
   // Before that panel is read, much other data passes through the cache, so fetching beyond it does
   // not pay.
-  const int64_t block = resume && groups_total < fitting ? groups_total : fitting;
+  const int64_t block = resume ? Lower(groups_total, fitting) : fitting;
   int64_t group = 0;
   do {
     TileArgs<typename Dot::A> tile;
-    tile.groups = groups_total - group < block ? groups_total - group : block;
+    tile.groups = Lower(groups_total - group, block);
     tile.b = panel + group * stride;
     tile.b_stride = stride;
     tile.ldc = kPanelColumns;
@@ -366,8 +354,7 @@ struct GemmPlain {
               static_cast<const unsigned char*>(args.w) + lanes * kLaneBytes;
           // Whole vectors: the panel is padded with zeros.
           const int64_t columns = PanelWidth(args, FirstColumn(args, p));
-          GemmRowBlock<Element, Dot>(args, panel, (columns + kLanes - 1) / kLanes * kLanes, row,
-                                     rows, sums, destination);
+          GemmRowBlock<Element, Dot>(args, panel, WholeVecs(columns), row, rows, sums, destination);
         });
   }
 };
@@ -401,12 +388,11 @@ struct GemmHalf {
           const int64_t groups = args.k / 2, stride = args.panel_columns * kLaneBytes;
           const unsigned char* panel = static_cast<const unsigned char*>(args.w) +
                                        p * groups * stride + args.strip_begin * kLaneBytes;
-          const int64_t width = PanelWidth(args, FirstColumn(args, p));
-          const int64_t columns = (width + kLanes - 1) / kLanes * kLanes;
+          const int64_t columns = WholeVecs(PanelWidth(args, FirstColumn(args, p)));
           GemmArgs part = args;
           part.panel_columns = kPanelColumns;
           for (int64_t g = 0; g < groups; g += kWideGroups) {
-            const int64_t count = groups - g < kWideGroups ? groups - g : kWideGroups;
+            const int64_t count = Lower(groups - g, kWideGroups);
             Widen(panel + g * stride, stride, count, columns, wide);
             part.a = static_cast<const float*>(args.a) + 2 * g;
             part.k = 2 * count;

@@ -216,21 +216,9 @@ static AS_ALWAYS_INLINE int64_t MmlaFetchStep(const Fetch& fetch) {
   return fetch.step * kMmlaLanes * MmlaVecs(R) / TileVecs(R);
 }
 
-// 2 to R rows.
-template <int R>
-static AS_ALWAYS_INLINE void MmlaByteRows(int64_t rows, ByteBlock& block, int64_t columns) {
-  if (rows == R) {
-    block.fetch.step = MmlaFetchStep<R>(block.fetch);
-    return MmlaByteColumns<R, MmlaVecs(R)>(block, columns);
-  }
-  if constexpr (R > 2) MmlaByteRows<R - 1>(rows, block, columns);
-}
-
 // The rows of the next tile when `left` remain: as even as possible, of pairs.
 static AS_ALWAYS_INLINE int64_t NextMmlaRows(int64_t left) {
-  const int64_t tiles = (left + kMmlaRows - 1) / kMmlaRows;
-  const int64_t rows = (left + 2 * tiles - 1) / (2 * tiles) * 2;
-  return rows < left ? rows : left;
+  return Lower(left, 2 * CeilDiv(left, 2 * CeilDiv(left, kMmlaRows)));
 }
 
 // For GemmBytes.
@@ -246,7 +234,11 @@ struct MmlaByteTiles : ByteTiles {
     if (kForm != Form::kBytes || rows == 1 || !Takes(block.lanes)) {
       return ByteTileRows<kForm>(rows, block, columns);
     }
-    MmlaByteRows<kMmlaRows>(rows, block, columns);
+    WithRows<kMmlaRows, 2>(
+        rows, [&block, columns ]<int R>() __attribute__((always_inline)) {
+          block.fetch.step = MmlaFetchStep<R>(block.fetch);
+          MmlaByteColumns<R, MmlaVecs(R)>(block, columns);
+        });
   }
 };
 
@@ -292,14 +284,6 @@ static AS_ALWAYS_INLINE void MmlaColumns(TileArgs<uint16_t>& args, int64_t& colu
   }
   if constexpr (V > 1) MmlaColumns<R, V / 2>(args, columns);
 }
-template <int R>
-static AS_ALWAYS_INLINE void MmlaRows(int64_t rows, TileArgs<uint16_t>& args, int64_t& columns) {
-  if (rows == R) {
-    args.fetch.step = MmlaFetchStep<R>(args.fetch);
-    return MmlaColumns<R, MmlaVecs(R)>(args, columns);
-  }
-  if constexpr (R > 2) MmlaRows<R - 1>(rows, args, columns);
-}
 
 // In as many tiles as DotNative needs.
 static AS_ALWAYS_INLINE void NativeRows(int64_t rows, TileArgs<uint16_t> args, int64_t columns) {
@@ -318,7 +302,11 @@ void TileRows<DotMmla>(int64_t rows, const TileArgs<uint16_t>& args, int64_t col
   if (rows == 1 || steps == 0) return NativeRows(rows, args, columns);
   TileArgs<uint16_t> whole = args;
   int64_t last_columns = columns;
-  MmlaRows<kMmlaRows>(rows, whole, last_columns);
+  WithRows<kMmlaRows, 2>(
+      rows, [&whole, &last_columns ]<int R>() __attribute__((always_inline)) {
+        whole.fetch.step = MmlaFetchStep<R>(whole.fetch);
+        MmlaColumns<R, MmlaVecs(R)>(whole, last_columns);
+      });
   if (rest > 0) {
     TileArgs<uint16_t> tail = args;
     tail.a += steps * kMmlaLanes * DotMmla::kGroup;

@@ -100,7 +100,7 @@ static AS_ALWAYS_INLINE void DotNibbleGroup(int64_t k, const int8_t*& a, int64_t
     AS_UNROLL for (int r = 0; r < R; ++r) {
       AS_UNROLL for (int v = 0; v < V; ++v) sums[r][v] = Set1Int(0);
     }
-    const int64_t count = left < kMost ? left : kMost;
+    const int64_t count = Lower(left, kMost);
     for (int64_t i = 0; i < count; i += StepK(kForm)) {
       FetchStep<V * StepBytes(kForm) / kPanelStride>(fetch);
       AddNibbles<kForm, 0, R, V>(a, lda, b, sums);

@@ -108,7 +108,7 @@ static AS_ALWAYS_INLINE QuantPanel PanelOf(const GemmArgs& args, int64_t p) {
           ScalesOf(scales, scales.offset, scales.block_offset, p, groups, kWidth, begin),
           scales.zero == nullptr ? nullptr : scales.zero + p * groups * kPanelColumns + begin,
           scales.offset == nullptr ? ZeroOf(kForm) : 0,
-          (columns + kLanes - 1) / kLanes * kLanes};
+          WholeVecs(columns)};
 }
 
 // A block of the integer path: `groups` whole groups, or a part of one.
@@ -427,25 +427,10 @@ constexpr int64_t UnpackRows(Form form) {
 
 template <Form kForm>
 void ByteTileRows(int64_t rows, ByteBlock block, int64_t columns) {
-  static_assert(kTileRows == 6);
-  if constexpr (UnpackRows(kForm) == 1) {
-    ByteTilesOf<kForm, 1>(block, columns);
-  } else {
-    switch (rows) {
-      case 1:
-        return ByteTilesOf<kForm, 1>(block, columns);
-      case 2:
-        return ByteTilesOf<kForm, 2>(block, columns);
-      case 3:
-        return ByteTilesOf<kForm, 3>(block, columns);
-      case 4:
-        return ByteTilesOf<kForm, 4>(block, columns);
-      case 5:
-        return ByteTilesOf<kForm, 5>(block, columns);
-      default:
-        return ByteTilesOf<kForm, 6>(block, columns);
-    }
-  }
+  constexpr int64_t kMost = Lower(UnpackRows(kForm), kTileRows);
+  WithRows<kMost>(
+      rows, [&block, &columns ]<int R>()
+                __attribute__((always_inline)) { ByteTilesOf<kForm, R>(block, columns); });
 }
 
 // The rows of a tile as WidenRow leaves them.
@@ -567,7 +552,7 @@ void AddOffsets(const QuantPanel& panel, int shift, int64_t groups, int64_t rows
   }
   alignas(64) float offsets[kOffsetGroups * kPanelColumns], sums[kTileRows * kOffsetGroups];
   for (int64_t begin = 0; begin < groups; begin += kOffsetGroups) {
-    const int64_t count = groups - begin < kOffsetGroups ? groups - begin : kOffsetGroups;
+    const int64_t count = Lower(groups - begin, kOffsetGroups);
     for (int64_t g = 0; g < count; ++g) {
       for (int64_t i = 0; i < panel.columns; i += kLanes) {
         VecF offset[1];
@@ -631,10 +616,9 @@ void GemmBytesRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_be
   const int32_t* sums = args.a_sums + row_begin * block.ld_sums;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / group;
-    const int64_t end = whole_groups > 0                     ? k + whole_groups * group
-                        : k + features < (index + 1) * group ? k + features
-                                                             : (index + 1) * group;
-    next = end < args.k ? end : args.k;
+    const int64_t end =
+        whole_groups > 0 ? k + whole_groups * group : Lower(k + features, (index + 1) * group);
+    next = Lower(end, args.k);
     block.groups = whole_groups > 0 ? (next - k) / group : 1;
     block.lanes = (next - k) / block.groups / 4;
     block.first = k % group == 0;
@@ -724,7 +708,7 @@ void AddLowRankBytes(const LowRank& low, int64_t row, int64_t rows, int64_t pane
   block.partial = reinterpret_cast<int32_t*>(sums);  // No group takes several blocks.
   block.c = sums;
   for (int64_t k = 0, next; k < low.k; k = next) {
-    next = k + kByteBlock < low.k ? k + kByteBlock : low.k;
+    next = Lower(k + kByteBlock, low.k);
     const int64_t bytes = (next - k) * LowBytes(Form::kBytes);
     block.index = k / kSumBlock;
     block.groups = (next - k) / kSumBlock;

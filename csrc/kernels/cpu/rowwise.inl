@@ -142,65 +142,44 @@ void GatedAct(const GatedActArgs& args) noexcept {
   }
 }
 
-static AS_ALWAYS_INLINE void WidenRow(const float* from, int64_t n, bool accumulate, float* to) {
-  ForEachVec(
-      n, [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-        store(to + i, accumulate ? Add(load(to + i), load(from + i)) : load(from + i));
-      });
-}
-static AS_ALWAYS_INLINE void WidenRow(const uint16_t* from, int64_t n, bool accumulate, float* to) {
+// to = from, or += where accumulate.
+template <class T>
+static AS_ALWAYS_INLINE void EmbedRow(const T* from, int64_t n, bool accumulate, float* to) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const VecF row = LoadBf16(from + i);
+    const VecF row = LoadFloats(from + i);
     StoreF(to + i, accumulate ? Add(LoadF(to + i), row) : row);
   }
   for (; i < n; ++i) {
-    const float value = ToFloat(BFloat16{from[i]});
+    const float value = FloatOf(from[i]);
     to[i] = accumulate ? to[i] + value : value;
   }
 }
 
-static AS_ALWAYS_INLINE void WidenRow(const Float16* from, int64_t n, bool accumulate, float* to) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const VecF row = LoadHalf(&from[i].bits);
-    StoreF(to + i, accumulate ? Add(LoadF(to + i), row) : row);
-  }
-  for (; i < n; ++i) to[i] = accumulate ? to[i] + ToFloat(from[i]) : ToFloat(from[i]);
-}
+// Elements of a lane of 32 bits.
+template <class T>
+constexpr int64_t kLaneElements = kLaneBytes / static_cast<int64_t>(sizeof(T));
 
-// One column of a packed panel: one lane of 32 bits per group of k.
-static AS_ALWAYS_INLINE void UnpackColumn(const float* column, int64_t k, float* to) {
-  for (int64_t i = 0; i < k; ++i) to[i] = column[i * kPanelColumns];
-}
-static AS_ALWAYS_INLINE void UnpackColumn(const uint16_t* column, int64_t k, float* to) {
-  for (int64_t i = 0; i < k; i += 2) {
-    const uint16_t* pair = column + i * kPanelColumns;
-    to[i] = ToFloat(BFloat16{pair[0]});
-    to[i + 1] = ToFloat(BFloat16{pair[1]});
-  }
-}
-
-static AS_ALWAYS_INLINE void UnpackColumn(const Float16* column, int64_t k, float* to) {
-  for (int64_t i = 0; i < k; i += 2) {
-    const Float16* pair = column + i * kPanelColumns;
-    to[i] = ToFloat(pair[0]);
-    to[i + 1] = ToFloat(pair[1]);
+// One column of a packed panel: one lane per group of k.
+template <class T>
+static AS_ALWAYS_INLINE void UnpackColumn(const T* column, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; i += kLaneElements<T>) {
+    const T* lane = column + i * kPanelColumns;
+    AS_UNROLL for (int64_t j = 0; j < kLaneElements<T>; ++j) to[i + j] = FloatOf(lane[j]);
   }
 }
 
 template <class T>
 void Embedding(const EmbeddingArgs& args) noexcept {
-  constexpr int64_t kGroup = kLaneBytes / static_cast<int64_t>(sizeof(T));
   const T* table = static_cast<const T*>(args.table);
   for (int64_t r = 0; r < args.rows; ++r) {
     const int64_t id = args.ids[r];
     float* out = args.out + r * args.ldo;
     if (args.packed) {
       const T* panel = table + id / kPanelColumns * kPanelColumns * args.cols;
-      UnpackColumn(panel + id % kPanelColumns * kGroup, args.cols, out);
+      UnpackColumn(panel + id % kPanelColumns * kLaneElements<T>, args.cols, out);
     } else {
-      WidenRow(table + id * args.cols, args.cols, args.accumulate, out);
+      EmbedRow(table + id * args.cols, args.cols, args.accumulate, out);
     }
   }
 }
@@ -214,13 +193,12 @@ static AS_ALWAYS_INLINE Rotated Rotate(VecF u, VecF v, VecF c, VecF s) {
 
 static AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
-    const int64_t n = half - i < kLanes ? half - i : kLanes;
+    const int64_t n = Lower(half - i, kLanes);
     const Mask mask = FirstLanes(n);
     VecF c, s;
-    Deinterleave(
-        MaskLoadF(FirstLanes(2 * n), cos_sin + 2 * i),
-        MaskLoadF(FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0), cos_sin + 2 * i + kLanes), &c,
-        &s);
+    Deinterleave(MaskLoadF(FirstLanes(2 * n), cos_sin + 2 * i),
+                 MaskLoadF(FirstLanes(Higher(2 * n - kLanes, 0)), cos_sin + 2 * i + kLanes), &c,
+                 &s);
     const Rotated y = Rotate(MaskLoadF(mask, x + i), MaskLoadF(mask, x + half + i), c, s);
     MaskStoreF(mask, x + i, y.first);
     MaskStoreF(mask, x + half + i, y.second);
@@ -229,9 +207,9 @@ static AS_ALWAYS_INLINE void RotateHalves(float* x, const float* cos_sin, int64_
 
 static AS_ALWAYS_INLINE void RotateInterleaved(float* x, const float* cos_sin, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
-    const int64_t n = half - i < kLanes ? half - i : kLanes;
+    const int64_t n = Lower(half - i, kLanes);
     const Mask low = FirstLanes(2 * n);
-    const Mask high = FirstLanes(2 * n > kLanes ? 2 * n - kLanes : 0);
+    const Mask high = FirstLanes(Higher(2 * n - kLanes, 0));
     float* p = x + 2 * i;
     const float* t = cos_sin + 2 * i;
     VecF c, s, u, v;
@@ -334,7 +312,7 @@ static AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value
     float highest = kMinusInfinity;
     int64_t begin = 0, end = args.cols;  // all elements, if none exceeds minus infinity
     for (int64_t i = 0; i < args.cols; i += kBlock) {
-      const int64_t n = args.cols - i < kBlock ? args.cols - i : kBlock;
+      const int64_t n = Lower(args.cols - i, kBlock);
       const float block_highest = Highest(x + i, n);
       if (block_highest > highest) {
         highest = block_highest;
@@ -361,7 +339,7 @@ static AS_ALWAYS_INLINE int64_t FindFirst(const float* x, int64_t n, float value
     };
     double total = 0;
     for (int64_t begin = 0; begin < args.cols; begin += kBlock) {
-      const int64_t end = begin + kBlock < args.cols ? begin + kBlock : args.cols;
+      const int64_t end = Lower(begin + kBlock, args.cols);
       VecF sums[4] = {Zero(), Zero(), Zero(), Zero()};
       int64_t i = begin;
       for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
@@ -391,7 +369,7 @@ static AS_ALWAYS_INLINE uint32_t QuantizeGroup(const float* x, int64_t begin, in
   const VecF inverse = Set1(highest < kQuantizeTiny ? 0.0f : 127.0f / highest);
   for (int64_t next; begin < end; begin = next) {
     sums[begin / kSumBlock] = static_cast<int32_t>(total);
-    next = begin + kSumBlock < end ? begin + kSumBlock : end;
+    next = Lower(begin + kSumBlock, end);
     VecI sum = Set1Int(0);
     for (int64_t i = begin; i < next; i += kLanes) {
       const VecI rounded = RoundToInt(Mul(MaskLoadF(FirstLanes(next - i), x + i), inverse));

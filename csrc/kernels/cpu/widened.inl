@@ -177,14 +177,10 @@ static AS_ALWAYS_INLINE void WidenBlock(const QuantPanel& panel, const WeightSca
 }
 
 // The sum of a row's elements, `count` of them: whole vectors. In lanes, then a fixed tree.
-static AS_ALWAYS_INLINE float SumOf(const float* a, int64_t count) {
+template <class Element>
+static AS_ALWAYS_INLINE float SumOf(const Element* a, int64_t count) {
   VecF sum = Zero();
-  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadF(a + i));
-  return ReduceAdd(sum);
-}
-static AS_ALWAYS_INLINE float SumOf(const uint16_t* a, int64_t count) {
-  VecF sum = Zero();
-  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadBf16(a + i));
+  for (int64_t i = 0; i < count; i += kLanes) sum = Add(sum, LoadFloats(a + i));
   return ReduceAdd(sum);
 }
 
@@ -404,14 +400,6 @@ static AS_ALWAYS_INLINE void WideningColumns(WideningArgs& args, int64_t columns
   if constexpr (V > 1) WideningColumns<kForm, R, V / 2>(args, columns);
 }
 
-template <Form kForm, int R = 1>
-static AS_ALWAYS_INLINE void WideningRows(int64_t rows, WideningArgs& args, int64_t columns) {
-  if constexpr (R < kWideningRows) {
-    if (rows > R) return WideningRows<kForm, R + 1>(rows, args, columns);
-  }
-  WideningColumns<kForm, R, WideningVecs(R)>(args, columns);
-}
-
 // Of GemmWidenedRows the block of k from `k` to `next`, for few rows.
 template <class Element, Form kForm>
 static AS_ALWAYS_INLINE void AddWideningBlock(const GemmArgs& args, const QuantPanel& panel,
@@ -434,7 +422,10 @@ static AS_ALWAYS_INLINE void AddWideningBlock(const GemmArgs& args, const QuantP
   tile.resume = k % size != 0;
   tile.fetch = FetchShare(tile.b + bytes, bytes, rows, 0, rows, bytes / kPanelStride, panel.columns,
                           WideningVecs(static_cast<int>(rows)));
-  WideningRows<kForm>(rows, tile, panel.columns);
+  WithRows<kWideningRows>(
+      rows, [&tile, &panel ]<int R>() __attribute__((always_inline)) {
+        WideningColumns<kForm, R, WideningVecs(R)>(tile, panel.columns);
+      });
 }
 
 template <class Element, class Dot, Form kForm>
@@ -445,7 +436,7 @@ void GemmWidenedRows(const GemmArgs& args, const QuantPanel& panel, int64_t row_
   const int64_t size = args.scales.group_size;
   for (int64_t k = 0, next; k < args.k; k = next) {
     const int64_t index = k / size, group_end = (index + 1) * size;
-    next = k + kWideBlock < group_end ? k + kWideBlock : group_end;
+    next = Lower(k + kWideBlock, group_end);
     if (panel.offset.at != nullptr && k % size == 0) {
       FetchScales<kPanelColumns / kLanes>(panel.offset, index, 0);
     }

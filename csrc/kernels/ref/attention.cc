@@ -1,9 +1,8 @@
-#include "kernels/ref/attention.h"
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "kernels/ref/fill.h"
 #include "kernels/ref/scalars.h"
 
 namespace allspark::kernels {

@@ -1,10 +1,9 @@
-#include "kernels/ref/moe.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "kernels/ref/fill.h"
 #include "kernels/ref/scalars.h"
 
 namespace allspark::kernels {

@@ -1,8 +1,7 @@
-#include "kernels/ref/quantized.h"
-
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/ref/fill.h"
 #include "kernels/ref/scalars.h"
 
 namespace allspark::kernels {

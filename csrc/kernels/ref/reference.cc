@@ -6,9 +6,7 @@
 #include <limits>
 
 #include "kernels/kernel_slots.h"
-#include "kernels/ref/attention.h"
-#include "kernels/ref/moe.h"
-#include "kernels/ref/quantized.h"
+#include "kernels/ref/fill.h"
 #include "kernels/ref/scalars.h"
 
 namespace allspark::kernels {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/int_math.h"
+#include "kernels/attention_scratch.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/kv_layout.h"
 #include "ops/cpu/rows.h"
@@ -25,7 +26,7 @@ constexpr int64_t kScratchAlign = 64;
 int64_t Group(const AttentionParams& params) { return params.q_heads / params.kv_heads; }
 
 int64_t ScratchStride(const AttentionParams& params) {
-  return AlignUp(kernels::AttentionScratchFloats(Group(params), params.head_dim), kScratchAlign);
+  return AlignUp(kernels::AttentionScratchFloats(params.head_dim), kScratchAlign);
 }
 
 // The chunks of divided decodes whose partial results fit in the scratch memory; a decode that does

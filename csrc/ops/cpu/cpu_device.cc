@@ -42,7 +42,7 @@ CpuDevice::Parts CpuDevice::Parts::NotOwned(Allocator& allocator, ThreadPool& po
 }
 
 int64_t CpuDevice::Parts::host_cache_bytes() const {
-  return static_cast<int64_t>(cpu_cache_ratio * static_cast<double>(AvailableMemoryBytes()));
+  return static_cast<int64_t>(cpu_cache_ratio * static_cast<double>(AvailableMemory().bytes));
 }
 
 CpuDevice::CpuDevice(Parts parts) : parts_(std::move(parts)), ops_(*parts_.kernels, *parts_.pool) {}

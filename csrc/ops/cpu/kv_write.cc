@@ -8,16 +8,14 @@
 namespace allspark {
 namespace {
 
-// Every block size is a multiple of this, and so is every token group of the cache's layout.
-constexpr int64_t kTokenGranule = 16;
-
-// Moves a cut between two threads' rows up to the start of a granule, or to the sequence's end.
-// Both threads at a cut compute the same position, so each token is written exactly once.
+// Moves a cut between two threads' rows up to where a block may begin, and with it every token
+// group of the cache's layout, or to the sequence's end. Both threads at a cut compute the same
+// position, so each token is written exactly once.
 int64_t AlignCut(const SequenceRange& sequence, int64_t row) {
   const int64_t offset = std::clamp<int64_t>(row - sequence.token_begin, 0, sequence.num_tokens);
   if (offset == 0 || offset == sequence.num_tokens) return offset;
   const int64_t position = sequence.position + offset;
-  const int64_t aligned = AlignUp(position, kTokenGranule);
+  const int64_t aligned = AlignUp(position, kernels::kLeastBlockSize);
   return std::min(aligned - sequence.position, sequence.num_tokens);
 }
 

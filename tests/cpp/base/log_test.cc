@@ -2,16 +2,16 @@
 
 #include <gtest/gtest.h>
 #include <regex.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
 #include <vector>
 
 #include "support/alloc_counter.h"
+#include "support/environment.h"
+#include "support/temp_dir.h"
 
 namespace allspark {
 namespace {
@@ -27,29 +27,19 @@ bool Matches(const std::string& text, const char* pattern) {
 
 class LogTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/allspark_log_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override {
-    ConfigureLog(LogConfig());
-    unsetenv("HIE_LOG_LEVEL");
-    unsetenv("HIE_LOG_DIR");
-    unsetenv("ALLSPARK_LOG_FORMAT");
-    std::filesystem::remove_all(dir_);
-  }
+  void TearDown() override { ConfigureLog(LogConfig()); }
+
   std::vector<std::string> Lines() const {
-    std::ifstream file(dir_ + "/allspark." + std::to_string(getpid()) + ".log");
+    std::ifstream file(dir_ / ("allspark." + std::to_string(getpid()) + ".log"));
     std::vector<std::string> lines;
     for (std::string line; std::getline(file, line);) lines.push_back(line);
     return lines;
   }
-  std::string dir_;
+  const testing::TempDir dir_;
 };
 
 TEST_F(LogTest, WritesOneLinePerStatementFromTheLevelOn) {
-  ConfigureLog({LogLevel::kWarning, dir_});
+  ConfigureLog({LogLevel::kWarning, dir_.path()});
   AS_LOG(kInfo) << "hidden";
   AS_LOG(kWarning) << "shown " << 1 << ' ' << 2.5;
   AS_LOG(kError) << "worse";
@@ -63,13 +53,13 @@ TEST_F(LogTest, WritesOneLinePerStatementFromTheLevelOn) {
 }
 
 TEST_F(LogTest, LevelOffWritesNothing) {
-  ConfigureLog({LogLevel::kOff, dir_});
+  ConfigureLog({LogLevel::kOff, dir_.path()});
   AS_LOG(kError) << "hidden";
   EXPECT_TRUE(Lines().empty());
 }
 
 TEST_F(LogTest, ADisabledStatementEvaluatesAndAllocatesNothing) {
-  ConfigureLog({LogLevel::kError, dir_});
+  ConfigureLog({LogLevel::kError, dir_.path()});
   int evaluated = 0;
   testing::AllocationCounter counter;
   {
@@ -81,7 +71,7 @@ TEST_F(LogTest, ADisabledStatementEvaluatesAndAllocatesNothing) {
 }
 
 TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
-  ConfigureLog({LogLevel::kInfo, dir_});
+  ConfigureLog({LogLevel::kInfo, dir_.path()});
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
@@ -99,7 +89,7 @@ TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
 
 TEST_F(LogTest, AFolderThatCannotBeOpenedLeavesStderr) {
   ::testing::internal::CaptureStderr();
-  ConfigureLog({LogLevel::kWarning, dir_ + "/missing"});
+  ConfigureLog({LogLevel::kWarning, dir_ / "missing"});
   AS_LOG(kWarning) << "still here";
   const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find("the log goes to stderr: cannot open"), std::string::npos) << text;
@@ -109,16 +99,15 @@ TEST_F(LogTest, AFolderThatCannotBeOpenedLeavesStderr) {
 TEST_F(LogTest, ReadsTheEnvironment) {
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kWarning);
   EXPECT_EQ(LogConfig::FromEnv().dir, "");
-  setenv("HIE_LOG_LEVEL", "0", 1);
-  setenv("HIE_LOG_DIR", dir_.c_str(), 1);
+  const testing::ScopedVariable level("HIE_LOG_LEVEL", "0"), dir("HIE_LOG_DIR", dir_.path());
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kInfo);
-  EXPECT_EQ(LogConfig::FromEnv().dir, dir_);
-  setenv("HIE_LOG_LEVEL", "-1", 1);
+  EXPECT_EQ(LogConfig::FromEnv().dir, dir_.path());
+  level.Set("-1");
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kDebug);
-  setenv("HIE_LOG_LEVEL", "3", 1);
+  level.Set("3");
   EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kOff);
   for (const char* malformed : {"", "4", "-2", "info", "1 "}) {
-    setenv("HIE_LOG_LEVEL", malformed, 1);
+    level.Set(malformed);
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(LogConfig::FromEnv().level, LogLevel::kWarning);
     const std::string text = ::testing::internal::GetCapturedStderr();
@@ -129,7 +118,7 @@ TEST_F(LogTest, ReadsTheEnvironment) {
 }
 
 TEST_F(LogTest, FieldsAreKeysAndValues) {
-  ConfigureLog({LogLevel::kDebug, dir_});
+  ConfigureLog({LogLevel::kDebug, dir_.path()});
   AS_LOG(kDebug) << "done" << LogField("model", "m") << LogField("tokens", 12)
                  << LogField("text", "a \"b\"\n") << LogField("none", "");
   const std::vector<std::string> lines = Lines();
@@ -140,14 +129,14 @@ TEST_F(LogTest, FieldsAreKeysAndValues) {
 }
 
 TEST_F(LogTest, LinesCanBeJson) {
-  setenv("ALLSPARK_LOG_FORMAT", "json", 1);
+  const testing::ScopedVariable format("ALLSPARK_LOG_FORMAT", "json");
   EXPECT_TRUE(LogConfig::FromEnv().is_json);
-  setenv("ALLSPARK_LOG_FORMAT", "xml", 1);
+  format.Set("xml");
   ::testing::internal::CaptureStderr();
   EXPECT_FALSE(LogConfig::FromEnv().is_json);
   EXPECT_NE(::testing::internal::GetCapturedStderr().find("ALLSPARK_LOG_FORMAT is \"xml\""),
             std::string::npos);
-  ConfigureLog({LogLevel::kInfo, dir_, /*is_json=*/true});
+  ConfigureLog({LogLevel::kInfo, dir_.path(), /*is_json=*/true});
   AS_LOG(kWarning) << "a \"b\"\\" << LogField("model", "x\ty") << LogField("tokens", -3);
   const std::vector<std::string> lines = Lines();
   ASSERT_EQ(lines.size(), 1u);
@@ -160,7 +149,7 @@ TEST_F(LogTest, LinesCanBeJson) {
 }
 
 TEST_F(LogTest, WhatIsAskedForComesAtAnyLevel) {
-  ConfigureLog({LogLevel::kOff, dir_});
+  ConfigureLog({LogLevel::kOff, dir_.path()});
   AS_LOG_ANYWAY(kInfo) << "asked for";
   EXPECT_EQ(Lines().size(), 1u);
 }

@@ -73,6 +73,14 @@ Status UseInt(bool fail) {
   return Status::Cancelled("used " + std::to_string(**result));
 }
 
+Result<int> AddInts(bool fails) {
+  AS_ASSIGN_OR_RETURN(std::unique_ptr<int> sum, MakeInt(false));
+  AS_ASSIGN_OR_RETURN(const std::unique_ptr<int> other, MakeInt(fails));
+  const int total = *sum + *other;
+  AS_ASSIGN_OR_RETURN(sum, MakeInt(false));
+  return total + *sum;
+}
+
 TEST(ResultTest, HoldsAValueOrAStatus) {
   auto good = MakeInt(false);
   ASSERT_TRUE(good.ok());
@@ -82,6 +90,8 @@ TEST(ResultTest, HoldsAValueOrAStatus) {
   EXPECT_FALSE(MakeInt(true).ok());
   EXPECT_EQ(UseInt(true).code(), StatusCode::kNotFound);
   EXPECT_EQ(UseInt(false).message(), "used 7");
+  EXPECT_EQ(AddInts(true).status().message(), "no int");
+  EXPECT_EQ(*AddInts(false), 21);
 }
 
 TEST(NamesTest, FinishReasons) {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "platform/thread_pool.h"
+#include "platform/system_limits.h"
 
 namespace allspark {
 namespace {
@@ -17,7 +17,7 @@ TEST(Admission, TensorsAreBoundedByDefault) {
   const auto enter = [&](int64_t tensor_bytes) {
     return admission.Enter(lock, {.num_requests = 1, .tensor_bytes = tensor_bytes}, 0, {});
   };
-  const int64_t bound = TotalMemoryBytes() / 8;
+  const int64_t bound = TotalMemory().bytes / 8;
   EXPECT_TRUE(enter(bound - 5).ok());
   const Status denied = enter(6);
   EXPECT_EQ(denied.as_status(), AsStatus::kRequestDenied);

@@ -148,7 +148,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   });
   hook_.loop_gate.Close();
   ASSERT_OK(engine_->StartModel("m"));
-  const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  const AllocatorStats before = TestingAccess::DeviceStats(*engine_);
   std::vector<StartedRequest> requests;
   for (int i = 0; i < 40; ++i) {
     GenerationConfig generation = Greedy(60 + i);
@@ -210,7 +210,7 @@ TEST_P(AllocationTest, AStepAllocatesNothing) {
   EXPECT_GT(link->num_out, 0);
   EXPECT_GT(late_masks.num_late(), 0);
   EXPECT_EQ(counter.count(), 0) << counter.bytes() << " bytes on the step thread's heap";
-  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->num_allocs, before.num_allocs);
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_).num_allocs, before.num_allocs);
   // Stops counting on the thread that began it.
   hook_.Set([&](const StepEvent& event) {
     if (event.phase == StepPhase::kBegin && counting) {

@@ -24,7 +24,7 @@ class DraftModelTest : public EngineTest {
   void InstallDeep(const RuntimeConfig& config) {
     ASSERT_OK(engine_->RegisterImage("m", image_));
     ASSERT_OK(engine_->InstallModel(config));
-    ASSERT_OK(TestingAccess::SetStepHook(*engine_, "m", &Hook::Call, &hook_));
+    ASSERT_OK(TestingAccess::SetStepHook(*engine_, "m", std::ref(hook_)));
   }
 
   // The outputs of the requests, which run together.
@@ -179,12 +179,12 @@ TEST_F(DraftModelTest, StopsAtAnyMomentAndStartsAgain) {
 TEST_F(DraftModelTest, ItsCacheIsPartOfThePool) {
   InstallDeep(SmallConfig());
   ASSERT_OK(engine_->StartModel("m"));
-  const int64_t alone = TestingAccess::DeviceStats(*engine_)->bytes_in_use;
+  const int64_t alone = TestingAccess::DeviceStats(*engine_).bytes_in_use;
   ASSERT_OK(engine_->StopModel("m"));
   ASSERT_OK(engine_->ReleaseModel("m"));
   Start(SmallConfig(), spec_, kSeed);
   // 8 requests of 256 tokens; 2 layers of one KV head of 24, key and value, float32.
-  EXPECT_GE(TestingAccess::DeviceStats(*engine_)->bytes_in_use, alone + 8 * 256 * 2 * 24 * 2 * 4);
+  EXPECT_GE(TestingAccess::DeviceStats(*engine_).bytes_in_use, alone + 8 * 256 * 2 * 24 * 2 * 4);
   hook_.loop_gate.Open();
 }
 

@@ -129,27 +129,27 @@ class Gate {
   int arrived_ = 0;
 };
 
-// Runs a test's code on the step thread; must outlive the model's run.
+// Runs a test's code on the step thread. By reference it is a StepHook; it must outlive the model's
+// run.
 class Hook {
  public:
   // Returns once no call of the earlier function is running.
-  void Set(std::function<void(const StepEvent&)> on_event) {
+  void Set(StepHook on_event) {
     std::lock_guard lock(mutex_);
     on_event_ = std::move(on_event);
   }
   // Closed before start_model, it holds the step thread back until all requests are submitted. The
   // scheduler's decisions then depend on the requests alone and not on when they came.
   Gate loop_gate;
-  static void Call(void* context, const StepEvent& event) {
-    auto& hook = *static_cast<Hook*>(context);
-    if (event.phase == StepPhase::kLoopBegin) hook.loop_gate.Pass();
-    std::lock_guard lock(hook.mutex_);
-    if (hook.on_event_) hook.on_event_(event);
+  void operator()(const StepEvent& event) {
+    if (event.phase == StepPhase::kLoopBegin) loop_gate.Pass();
+    std::lock_guard lock(mutex_);
+    if (on_event_) on_event_(event);
   }
 
  private:
   std::mutex mutex_;
-  std::function<void(const StepEvent&)> on_event_;
+  StepHook on_event_;
 };
 
 // Removes the hook's function before the locals that it refers to are destroyed; must be declared
@@ -187,7 +187,7 @@ class EngineTest : public ::testing::Test {
     vocab_size_ = spec.vocab_size();
     ASSERT_OK(engine_->RegisterImage(config.model_name, MakeRandomModel(spec, seed)));
     ASSERT_OK(engine_->InstallModel(config));
-    ASSERT_OK(TestingAccess::SetStepHook(*engine_, config.model_name, &Hook::Call, &hook_));
+    ASSERT_OK(TestingAccess::SetStepHook(*engine_, config.model_name, std::ref(hook_)));
   }
   void InstallAndStart(const RuntimeConfig& config,
                        const proto::DecoderSpec& spec = TinyLlamaSpec(), uint64_t seed = 1) {

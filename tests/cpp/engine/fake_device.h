@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "engine/testing.h"
 #include "ops/cpu/cpu_device.h"
 #include "platform/thread_pool.h"
+#include "support/environment.h"
 #include "support/sim_device.h"
 
 namespace allspark::testing {
@@ -65,12 +65,8 @@ inline void UseFakeDevice(Engine& engine, std::shared_ptr<HostLink> link) {
 }
 
 // Sets CPU_CACHE_RATIO during its lifetime. An engine reads the variable at its first install.
-class CacheRatio {
- public:
-  explicit CacheRatio(const char* ratio) { setenv("CPU_CACHE_RATIO", ratio, 1); }
-  ~CacheRatio() { unsetenv("CPU_CACHE_RATIO"); }
-  CacheRatio(const CacheRatio&) = delete;
-  CacheRatio& operator=(const CacheRatio&) = delete;
+struct CacheRatio : ScopedVariable {
+  explicit CacheRatio(const char* ratio) : ScopedVariable("CPU_CACHE_RATIO", ratio) {}
 };
 
 }  // namespace allspark::testing

@@ -133,9 +133,8 @@ class FaultLife {
     if (++num_failures_ > kMostFailures) throw std::runtime_error(failed_ + " still fails");
   }
 
-  static void OnStep(void* context, const StepEvent& event) {
-    auto& life = *static_cast<FaultLife*>(context);
-    if (event.phase == StepPhase::kLoopBegin && life.step_heap != nullptr) life.step_heap->Enter();
+  void OnStep(const StepEvent& event) const {
+    if (event.phase == StepPhase::kLoopBegin && step_heap != nullptr) step_heap->Enter();
   }
 
   void Load() {
@@ -143,7 +142,8 @@ class FaultLife {
     Must("register", [&] { return engine_->RegisterImage("draft", models_.draft); });
     const RuntimeConfig config = Config(1);
     Must("install_model", [&] { return engine_->InstallModel(config); });
-    ASSERT_OK(TestingAccess::SetStepHook(*engine_, "m", &OnStep, this));
+    const auto hook = [this](const StepEvent& event) { OnStep(event); };
+    ASSERT_OK(TestingAccess::SetStepHook(*engine_, "m", hook));
     Must("load_lora", [&] { return engine_->LoadLora("m", "a", models_.lora); });
     Must("start_model", [&] { return engine_->StartModel("m"); });
   }

@@ -103,6 +103,7 @@ class ForkTest : public EngineTest {
     checks.Refused(engine.StopRequest("m", handle), "StopRequest");
     checks.Refused(engine.ReleaseRequest("m", handle), "ReleaseRequest");
     checks.Refused(engine.SyncRequest("m", handle), "SyncRequest");
+    checks.Refused(engine.SyncRequests("m", {&handle, 1}), "SyncRequests");
     checks.Refused(engine.SyncAllRequests("m"), "SyncAllRequests");
     checks.Refused(engine.LoadLora("m", "a", "a.aslora"), "LoadLora");
     checks.Refused(engine.UnloadLora("m", "a"), "UnloadLora");

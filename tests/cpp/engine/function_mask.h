@@ -4,12 +4,24 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "allspark/token_mask.h"
 
 namespace allspark::testing {
+
+// Allows the tokens i with (i + offset) % stride == 0.
+inline void AllowEvery(int64_t stride, int64_t offset, std::span<uint32_t> words) {
+  for (size_t word = 0; word < words.size(); ++word) {
+    words[word] = 0;
+    for (int64_t bit = 0; bit < 32; ++bit) {
+      const bool allowed = (static_cast<int64_t>(word) * 32 + bit + offset) % stride == 0;
+      words[word] |= static_cast<uint32_t>(allowed) << bit;
+    }
+  }
+}
 
 class FunctionMask final : public TokenMask {
  public:
@@ -21,16 +33,8 @@ class FunctionMask final : public TokenMask {
   using TokenMask::Finish;
   using TokenMask::Publish;
   using TokenMask::words;
-  // Allows the tokens i with (i + offset) % stride == 0.
   void PublishEvery(int64_t stride, int64_t offset = 0) {
-    const std::span<uint32_t> all = words();
-    for (size_t word = 0; word < all.size(); ++word) {
-      all[word] = 0;
-      for (int64_t bit = 0; bit < 32; ++bit) {
-        const bool allowed = (static_cast<int64_t>(word) * 32 + bit + offset) % stride == 0;
-        all[word] |= static_cast<uint32_t>(allowed) << bit;
-      }
-    }
+    AllowEvery(stride, offset, words());
     Publish();
   }
   int num_ends() const { return num_ends_.load(); }

@@ -1,13 +1,13 @@
 // The states of a model: Initial, Running, Stop, Released, and what is refused in each.
 
 #include <atomic>
-#include <fstream>
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
 #include "platform/affinity.h"
 #include "platform/float_mode.h"
 #include "support/float_mode.h"
+#include "support/process_usage.h"
 #include "support/sanitized.h"
 
 namespace allspark::testing {
@@ -167,9 +167,9 @@ TEST_F(EngineTest, SaysBeforeTheStartWhatAModelTakes) {
                 2 * (2 * bytes_of(mode, 16) + (drafts ? bytes_of(mode, 24) : 0)));
       EXPECT_EQ(info.kv_pool_bytes, 1600 * info.bytes_per_token);
       EXPECT_GT(info.weight_bytes, 4 * 2 * 131 * 64);
-      const int64_t before = TestingAccess::DeviceStats(*engine_)->bytes_in_use;
+      const int64_t before = TestingAccess::DeviceStats(*engine_).bytes_in_use;
       ASSERT_OK(engine_->StartModel("m"));
-      const int64_t taken = TestingAccess::DeviceStats(*engine_)->bytes_in_use - before;
+      const int64_t taken = TestingAccess::DeviceStats(*engine_).bytes_in_use - before;
       // A device with memory of its own has copies of the weights.
       const int64_t known =
           info.kv_pool_bytes + info.work_bytes + (testing::kOnSim ? info.weight_bytes : 0);
@@ -443,13 +443,6 @@ TEST_F(EngineTest, AnotherModelStartsWhileOneDrains) {
   EXPECT_EQ(ReadAll(*request.queue).size(), 5u);
 }
 
-int64_t RssBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t size = 0, resident = 0;
-  statm >> size >> resident;
-  return resident * 4096;
-}
-
 TEST_F(EngineTest, TheStepThreadKeepsOffTheWorkersCores) {
   std::vector<int> others = AffinityCores();
   if (others.size() < 2) GTEST_SKIP() << "one core only";
@@ -466,21 +459,21 @@ TEST_F(EngineTest, TheStepThreadKeepsOffTheWorkersCores) {
 
 TEST_F(EngineTest, StartingAndStoppingLeaksNothing) {
   Install(SmallConfig());
-  int64_t rss_early = 0;
-  AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  int64_t resident_early = 0;
+  AllocatorStats before = TestingAccess::DeviceStats(*engine_);
   for (int i = 0; i < 200; ++i) {
     ASSERT_OK(engine_->StartModel("m"));
     EXPECT_EQ(Run({1, 2, 3, 4}, Greedy(3)).size(), 3u);
     ASSERT_OK(engine_->StopModel("m"));
-    const AllocatorStats now = *TestingAccess::DeviceStats(*engine_);
+    const AllocatorStats now = TestingAccess::DeviceStats(*engine_);
     ASSERT_EQ(now.num_live, before.num_live) << "after start " << i;
     ASSERT_EQ(now.bytes_in_use, before.bytes_in_use) << "after start " << i;
-    if (i == 50) rss_early = RssBytes();
+    if (i == 50) resident_early = ReadMemoryUsage().resident_bytes;
   }
   // 150 more rounds: a leak of a KV pool (over 1 MiB) or of a thread stack per round would be far
   // above the limit. (A sanitizer keeps freed memory for a while, to detect uses of it.)
   if (!AS_SANITIZED) {
-    EXPECT_LT(RssBytes() - rss_early, 16 << 20);
+    EXPECT_LT(ReadMemoryUsage().resident_bytes - resident_early, 16 << 20);
   }
 }
 

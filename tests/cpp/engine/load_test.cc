@@ -18,7 +18,7 @@ TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
   config.engine_max_batch = 16;
   config.num_blocks = 48;
   InstallAndStart(config);
-  const AllocatorStats before = *TestingAccess::DeviceStats(*engine_);
+  const AllocatorStats before = TestingAccess::DeviceStats(*engine_);
   std::atomic<int> ended{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
@@ -60,7 +60,7 @@ TEST_F(EngineTest, EightThreadsWithRandomStopsAndReleases) {
   const EngineStat stat = *engine_->GetEngineStat("m");
   EXPECT_EQ(stat.used_blocks, 0);
   EXPECT_EQ(stat.running_request + stat.pending_request, 0);
-  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->bytes_in_use, before.bytes_in_use);
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_).bytes_in_use, before.bytes_in_use);
 }
 
 TEST_F(EngineTest, AQuarterOfTheMemoryGivesTheSameTokens) {

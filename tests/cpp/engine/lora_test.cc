@@ -62,7 +62,7 @@ TEST_F(LoraTest, LimitsAndStatuses) {
   EXPECT_EQ(engine_->ListLoras("m")->size(), 3u);
   ASSERT_OK(engine_->ReleaseModel("m"));
   EXPECT_FALSE(engine_->ListLoras("m").ok());
-  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->bytes_in_use, 0);
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_).bytes_in_use, 0);
 }
 
 TEST_F(LoraTest, IsNotUnloadedWhileARequestUsesIt) {

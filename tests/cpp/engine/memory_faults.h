@@ -1,18 +1,18 @@
 // Lives (fault_life.h) in which the n-th allocation fails, for many n.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "cpp/engine/fault_life.h"
+#include "support/environment.h"
+#include "support/process_usage.h"
 
 namespace allspark::testing {
 
 class MemoryFaultTest : public ::testing::Test {
  protected:
   // A warm-up makes no further allocations and takes most of a start's time.
-  void SetUp() override { setenv("ALLSPARK_DISABLE_WARMUP", "1", 1); }
-  void TearDown() override { unsetenv("ALLSPARK_DISABLE_WARMUP"); }
+  const ScopedVariable no_warmup_{"ALLSPARK_DISABLE_WARMUP", "1"};
 
   // Fails every allocation of device memory: a single one, and all from one on until a call has
   // failed.
@@ -61,10 +61,6 @@ class MemoryFaultTest : public ::testing::Test {
                  const FaultLife::Outcome& expected) {
     EXPECT_EQ(region.Stats().num_live, 0);
     EXPECT_EQ(life.outcome(), expected) << "after a failure of " << life.failed();
-  }
-
-  static int64_t NumDescriptors() {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   }
 
   // Returns 1 if a call failed, 0 if an allocation failed without failing a call, and -1 if the

@@ -31,7 +31,7 @@ class NumaTest : public EngineTest {
   }
 
   const std::vector<int> cores_ = AffinityCores();
-  const NumaFolder folder_;
+  NumaFolder folder_;
 };
 
 TEST_F(NumaTest, ModelsGiveTheSameTokensOnNodes) {
@@ -61,7 +61,7 @@ TEST_F(NumaTest, ModelsGiveTheSameTokensOnNodes) {
       ASSERT_OK(engine_->ReleaseModel(name));
     }
   }
-  EXPECT_EQ(TestingAccess::DeviceStats(*engine_)->bytes_in_use, 0);
+  EXPECT_EQ(TestingAccess::DeviceStats(*engine_).bytes_in_use, 0);
 }
 
 TEST_F(NumaTest, CopiesOfWeightsAreOfTheDevicesMemory) {
@@ -73,7 +73,7 @@ TEST_F(NumaTest, CopiesOfWeightsAreOfTheDevicesMemory) {
   const auto bytes_on = [&](const char* unit, int64_t* weight_bytes) {
     InstallAndStart(On(unit, "m"));
     *weight_bytes = engine_->GetModelInfo("m")->weight_bytes;
-    const int64_t bytes = TestingAccess::DeviceStats(*engine_)->bytes_in_use;
+    const int64_t bytes = TestingAccess::DeviceStats(*engine_).bytes_in_use;
     EXPECT_OK(engine_->StopModel("m"));
     EXPECT_OK(engine_->ReleaseModel("m"));
     return bytes;

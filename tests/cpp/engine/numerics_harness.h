@@ -2,10 +2,8 @@
 // and compares their tokens and the bits of their logits.
 #pragma once
 
-#include <algorithm>
-#include <stdexcept>
-
 #include "cpp/engine/engine_harness.h"
+#include "support/must.h"
 #include "support/test_tables.h"
 
 namespace allspark::testing {
@@ -31,18 +29,16 @@ class Runner {
     Engine engine;
     TestingAccess::SetKernelTable(engine, table);
     digests_.clear();
-    Check(engine.RegisterImage(config.model_name, image));
-    if (draft_image != nullptr) Check(engine.RegisterImage(config.draft_model, draft_image));
-    Check(engine.InstallModel(config));
+    Must(engine.RegisterImage(config.model_name, image));
+    if (draft_image != nullptr) Must(engine.RegisterImage(config.draft_model, draft_image));
+    Must(engine.InstallModel(config));
     hook_.Set([this](const StepEvent& event) { OnEvent(event); });
-    Check(TestingAccess::SetStepHook(engine, config.model_name, &Hook::Call, &hook_));
+    Must(TestingAccess::SetStepHook(engine, config.model_name, std::ref(hook_)));
     hook_.loop_gate.Close();
-    Check(engine.StartModel(config.model_name));
+    Must(engine.StartModel(config.model_name));
     std::vector<StartedRequest> requests;
     for (const Job& job : jobs) {
-      auto started = engine.StartRequest(config.model_name, job.prompt, job.config);
-      Check(started.status());
-      requests.push_back(*started);
+      requests.push_back(Must(engine.StartRequest(config.model_name, job.prompt, job.config)));
     }
     hook_.loop_gate.Open();
     std::vector<Trace> traces(jobs.size());
@@ -51,7 +47,7 @@ class Runner {
     preemptions_ = stat.num_preemptions;
     accepted_drafts_ = stat.total_accepted_draft_token;
     drafts_ = stat.total_draft_token;
-    Check(engine.StopModel(config.model_name));
+    Must(engine.StopModel(config.model_name));
     for (size_t i = 0; i < jobs.size(); ++i) traces[i].digests = digests_[requests[i].handle.id];
     return traces;
   }
@@ -62,9 +58,6 @@ class Runner {
   int64_t accepted_drafts() const { return accepted_drafts_; }
 
  private:
-  static void Check(const Status& status) {
-    if (!status.ok()) throw std::runtime_error(status.ToString());
-  }
   void OnEvent(const StepEvent& event) {
     if (event.phase != StepPhase::kLogits) return;
     digests_[event.request_id].push_back(LogitsDigest(event));

@@ -2,8 +2,6 @@
 // bits alone and in any batch, for any chunking, block size and number of threads, with forced
 // preemption, in every cache mode, on every table.
 
-#include <cstdlib>
-
 #include "cpp/engine/numerics_harness.h"
 
 namespace allspark::testing {
@@ -11,8 +9,6 @@ namespace {
 
 class NumericsTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, CacheMode>> {
  protected:
-  void TearDown() override { unsetenv("ALLSPARK_CPU_ISA"); }
-
   static proto::ComputeType compute() { return std::get<0>(GetParam()); }
   static RuntimeConfig Config() {
     RuntimeConfig config = SmallConfig();
@@ -131,12 +127,12 @@ TEST_P(LargeNumericsTest, BitsAreTheSameInCrowdsOf64) {
 
 TEST_P(LargeNumericsTest, BitsAreTheSameOnEveryTable) {
   for (const kernels::KernelTable* table : kernels::AvailableTables()) {
-    setenv("ALLSPARK_CPU_ISA", table->name, 1);
+    if (table == kernels::FindTable("reference")) continue;  // slow, and without tiles or chunks
     SCOPED_TRACE(table->name);
-    ExpectInvariant(TinyQwen2Spec(compute()), 12, Config());
-    ExpectInvariant(TinyMistralSpec(compute()), 12, Config());
-    ExpectInvariant(TinyQuantizedSpec(compute()), 12, Config());
-    ExpectInvariant(TinyScaledSpec(compute()), 12, Config());
+    ExpectInvariant(TinyQwen2Spec(compute()), 12, Config(), table);
+    ExpectInvariant(TinyMistralSpec(compute()), 12, Config(), table);
+    ExpectInvariant(TinyQuantizedSpec(compute()), 12, Config(), table);
+    ExpectInvariant(TinyScaledSpec(compute()), 12, Config(), table);
   }
 }
 

@@ -1,40 +1,29 @@
 // The log's lines of a model's work, and the trace.
 
-#include <stdlib.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "base/log.h"
 #include "cpp/engine/engine_harness.h"
 #include "engine/step_trace.h"
+#include "support/environment.h"
+#include "support/temp_dir.h"
 
 namespace allspark::testing {
 namespace {
 
 class ObservationTest : public EngineTest {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/allspark_observation_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override {
-    ConfigureLog(LogConfig());
-    for (const char* variable : {"HIE_LOG_STATUS_INTERVAL", "HIE_LOG_SATAUS_INTERVAL",
-                                 "ALLSPARK_TIME_LOG", "ALLSPARK_DUMP_OUTPUT_TOKEN"}) {
-      unsetenv(variable);
-    }
-    std::filesystem::remove_all(dir_);
-  }
+  void TearDown() override { ConfigureLog(LogConfig()); }
+
   static std::string Read(const std::string& path) {
     std::ifstream file(path);
     return {std::istreambuf_iterator<char>(file), {}};
   }
   // The log's lines whose message begins with `message`, without the text before the message.
   std::vector<std::string> Lines(const std::string& message) const {
-    std::ifstream file(dir_ + "/allspark." + std::to_string(getpid()) + ".log");
+    std::ifstream file(dir_ / ("allspark." + std::to_string(getpid()) + ".log"));
     std::vector<std::string> lines;
     for (std::string line; std::getline(file, line);) {
       const size_t begin = line.find("] ") + 2;
@@ -42,11 +31,12 @@ class ObservationTest : public EngineTest {
     }
     return lines;
   }
-  std::string dir_;
+
+  const TempDir dir_;
 };
 
 TEST_F(ObservationTest, TheLogSaysNothingUnasked) {
-  ConfigureLog({LogLevel::kWarning, dir_});
+  ConfigureLog({LogLevel::kWarning, dir_.path()});
   InstallAndStart(SmallConfig());
   Run({1, 2, 3}, Greedy(4));
   ASSERT_OK(engine_->StopModel("m"));
@@ -54,9 +44,9 @@ TEST_F(ObservationTest, TheLogSaysNothingUnasked) {
 }
 
 TEST_F(ObservationTest, AskedForStepsAndTokens) {
-  ConfigureLog({LogLevel::kWarning, dir_});
-  setenv("ALLSPARK_TIME_LOG", "1", 1);
-  setenv("ALLSPARK_DUMP_OUTPUT_TOKEN", "1", 1);
+  ConfigureLog({LogLevel::kWarning, dir_.path()});
+  const ScopedVariable steps_asked("ALLSPARK_TIME_LOG", "1");
+  const ScopedVariable tokens_asked("ALLSPARK_DUMP_OUTPUT_TOKEN", "1");
   InstallAndStart(SmallConfig());
   const StartedRequest request = Start({1, 2, 3}, Greedy(4));
   const Ids ids = ReadAll(*request.queue);
@@ -78,7 +68,7 @@ TEST_F(ObservationTest, AskedForStepsAndTokens) {
 }
 
 TEST_F(ObservationTest, RequestsEndsAtTheDebugLevel) {
-  ConfigureLog({LogLevel::kDebug, dir_});
+  ConfigureLog({LogLevel::kDebug, dir_.path()});
   InstallAndStart(SmallConfig());
   GenerationConfig beams = Greedy(3);
   beams.num_beams = 2;
@@ -94,8 +84,8 @@ TEST_F(ObservationTest, RequestsEndsAtTheDebugLevel) {
 
 TEST_F(ObservationTest, AStatusLineAnInterval) {
   for (const char* variable : {"HIE_LOG_STATUS_INTERVAL", "HIE_LOG_SATAUS_INTERVAL"}) {
-    ConfigureLog({LogLevel::kInfo, dir_});
-    setenv(variable, "1", 1);
+    ConfigureLog({LogLevel::kInfo, dir_.path()});
+    const ScopedVariable interval(variable, "1");
     const std::string name = std::string("m") + variable[9];
     InstallAndStart(SmallConfig(name));
     hook_.Set([](const StepEvent& event) {
@@ -108,19 +98,18 @@ TEST_F(ObservationTest, AStatusLineAnInterval) {
     ASSERT_FALSE(lines.empty());
     EXPECT_NE(lines[0].find(" running=1 waiting=0 generated_tokens_per_second="), std::string::npos)
         << lines[0];
-    unsetenv(variable);
   }
-  setenv("HIE_LOG_STATUS_INTERVAL", "soon", 1);
+  const ScopedVariable interval("HIE_LOG_STATUS_INTERVAL", "soon");
   InstallAndStart(SmallConfig("other"));
   EXPECT_EQ(Lines("HIE_LOG_STATUS_INTERVAL is \"soon\"").size(), 1u);
 }
 
 TEST_F(ObservationTest, TheTraceIsWrittenAtTheStopAndOnCall) {
   RuntimeConfig config = SmallConfig();
-  config.trace_path = dir_ + "/trace.json";
+  config.trace_path = dir_ / "trace.json";
   InstallAndStart(config);
   Run({1, 2, 3}, Greedy(4));
-  const std::string now = dir_ + "/now.json";
+  const std::string now = dir_ / "now.json";
   ASSERT_OK(engine_->WriteTrace("m", now));
   EXPECT_NE(Read(now).find("\"reason\":\"length\""), std::string::npos);
   EXPECT_EQ(Read(config.trace_path).find("\"name\":\"step\""), std::string::npos);
@@ -129,19 +118,19 @@ TEST_F(ObservationTest, TheTraceIsWrittenAtTheStopAndOnCall) {
   size_t steps = 0;
   for (size_t at = 0; (at = text.find("\"name\":\"step\"", at)) != std::string::npos; ++at) ++steps;
   EXPECT_EQ(steps, 4u);
-  const Status status = engine_->WriteTrace("m", dir_ + "/missing/trace.json");
+  const Status status = engine_->WriteTrace("m", dir_ / "missing/trace.json");
   EXPECT_EQ(status.as_status(), AsStatus::kIoError);
   EXPECT_NE(status.message().find("missing/trace.json"), std::string::npos);
 }
 
 TEST_F(ObservationTest, ATraceThatCannotBeWrittenIsRefusedAtInstall) {
   RuntimeConfig config = SmallConfig();
-  config.trace_path = dir_ + "/missing/trace.json";
+  config.trace_path = dir_ / "missing/trace.json";
   ASSERT_OK(engine_->RegisterImage("m", MakeRandomModel(TinyLlamaSpec(), 1)));
   EXPECT_EQ(engine_->InstallModel(config).as_status(), AsStatus::kIoError);
   config.trace_path = "";
   ASSERT_OK(engine_->InstallModel(config));
-  const Status status = engine_->WriteTrace("m", dir_ + "/trace.json");
+  const Status status = engine_->WriteTrace("m", dir_ / "trace.json");
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("trace_path"), std::string::npos);
 }

@@ -385,6 +385,10 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
            [&](int64_t ms, const auto& stop) {
              return engine_->SyncRequest("m", request.handle, ms, stop);
            },
+           [&](int64_t ms, const auto& stop) {
+             const std::vector<RequestHandle> twice(2, request.handle);
+             return engine_->SyncRequests("m", twice, ms, stop);
+           },
            [&](int64_t ms, const auto& stop) { return engine_->SyncAllRequests("m", ms, stop); }}) {
     for (const std::function<bool()>& stop :
          {std::function<bool()>(), std::function([] { return false; })}) {
@@ -404,6 +408,16 @@ TEST_F(EngineTest, SyncTimesOutAndNamesTheRequest) {
   }
   gate_.Open();
   EXPECT_OK(engine_->SyncAllRequests("m", 10000));
+}
+
+TEST_F(EngineTest, SyncOfAListGoesOnAfterAnUnknownHandle) {
+  InstallAndStart(SmallConfig());
+  const StartedRequest request = Start({1}, Greedy(200));
+  const std::vector<RequestHandle> handles = {RequestHandle{999'999}, request.handle};
+  EXPECT_EQ(engine_->SyncRequests("m", handles).as_status(), AsStatus::kIllegalRequestId);
+  EXPECT_OK(engine_->SyncRequest("m", request.handle, 0));  // it has ended
+  EXPECT_OK(engine_->SyncRequests("m", {}));
+  EXPECT_OK(engine_->ReleaseRequest("m", request.handle));
 }
 
 TEST_F(EngineTest, DeniesWhatExceedsTheWaitingBound) {

@@ -13,6 +13,7 @@
 #include "memory/bfc_allocator.h"
 #include "support/alloc_counter.h"
 #include "support/fault_allocator.h"
+#include "support/must.h"
 
 namespace allspark::testing {
 
@@ -20,9 +21,7 @@ namespace allspark::testing {
 class SoakFaults {
  public:
   SoakFaults() {
-    auto region = CreateCpuBfcAllocator({}, int64_t{4} << 30);
-    if (!region.ok()) throw std::runtime_error(region.status().ToString());
-    region_ = std::move(*region);
+    region_ = Must(CreateCpuBfcAllocator({}, int64_t{4} << 30));
     device_ = std::make_shared<FaultAllocator>(region_.get());
     link_ = std::make_shared<Link>(*this);
   }

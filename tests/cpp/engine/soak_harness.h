@@ -20,7 +20,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +33,8 @@
 #include "cpp/engine/fake_device.h"
 #include "cpp/engine/soak_client.h"
 #include "cpp/engine/soak_faults.h"
+#include "support/environment.h"
+#include "support/process_usage.h"
 #include "support/random_lora.h"
 #include "support/sanitized.h"
 
@@ -90,7 +91,7 @@ class Soak {
     ASSERT_OK(engine_.RegisterImage("draft", draft_image_));
     ASSERT_OK(engine_.RegisterImage("m", image_));
     ASSERT_OK(engine_.InstallModel(config));
-    ASSERT_OK(TestingAccess::SetStepHook(engine_, "m", &Hook::Call, &hook_));
+    ASSERT_OK(TestingAccess::SetStepHook(engine_, "m", std::ref(hook_)));
     ListenToSteps({});
     ASSERT_OK(engine_.StartModel("m"));
     for (const auto& lora : loras_) ASSERT_OK(engine_.LoadLora("m", lora.first, lora.second));
@@ -151,13 +152,9 @@ class Soak {
     int64_t device_bytes = 0, num_device_allocs = 0, num_threads = 0, num_descriptors = 0;
     bool operator==(const Held&) const = default;
   };
-  static int64_t NumEntries(const char* directory) {
-    return std::distance(std::filesystem::directory_iterator(directory), {});
-  }
   Held Measure() {
-    const AllocatorStats stats = *TestingAccess::DeviceStats(engine_);
-    return {stats.bytes_in_use, stats.num_live, NumEntries("/proc/self/task"),
-            NumEntries("/proc/self/fd")};
+    const AllocatorStats stats = TestingAccess::DeviceStats(engine_);
+    return {stats.bytes_in_use, stats.num_live, NumThreads(), NumDescriptors()};
   }
   // Operations of the last steps may wait on the device, with what they need. A token comes after
   // all of them.
@@ -420,8 +417,7 @@ class SoakTest : public ::testing::TestWithParam<std::tuple<proto::ComputeType, 
  protected:
   // The tests are not about the warm-up, and it would take most of the time of running a request
   // alone.
-  void SetUp() override { setenv("ALLSPARK_DISABLE_WARMUP", "1", 1); }
-  void TearDown() override { unsetenv("ALLSPARK_DISABLE_WARMUP"); }
+  const ScopedVariable no_warmup_{"ALLSPARK_DISABLE_WARMUP", "1"};
 
   static std::unique_ptr<Soak> MakeSoak(uint64_t seed) {
     const auto [compute, cache_mode] = GetParam();

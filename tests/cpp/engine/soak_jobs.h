@@ -18,6 +18,7 @@
 
 #include "allspark/config.h"
 #include "allspark/token_mask.h"
+#include "cpp/engine/function_mask.h"
 
 namespace allspark::testing {
 
@@ -115,14 +116,7 @@ class SoakMask final : public TokenMask, public std::enable_shared_from_this<Soa
       if (answers_ == MaskAnswers::kNever) return;
       return answers_ == MaskAnswers::kFail ? Fail("the provider of masks failed") : Finish();
     }
-    const std::span<uint32_t> all = words();
-    for (size_t word = 0; word < all.size(); ++word) {
-      all[word] = 0;
-      for (int64_t bit = 0; bit < 32; ++bit) {
-        const int64_t id = static_cast<int64_t>(word) * 32 + bit;
-        all[word] |= static_cast<uint32_t>((id + token + 1) % stride_ == 0) << bit;
-      }
-    }
+    AllowEvery(stride_, token + 1, words());
     Publish();
   }
 

@@ -7,6 +7,7 @@
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
+#include "engine/metrics.h"
 #include "engine/statistics.h"
 
 namespace allspark::testing {
@@ -177,6 +178,51 @@ TEST(Statistics, RatesBeginWithAPausesEnd) {
     EXPECT_EQ(rate(now_us + 3'000'000), 0);
     now_us += 5'000'000;
   }
+}
+
+// Every number has the name of what it counts, and the kind that its name says.
+TEST(Statistics, MetricsAreNamedAfterWhatTheyCount) {
+  EngineStat stat;
+  std::map<std::string, double> expected;
+  const auto set = [&](const std::string& name, int64_t& number) {
+    number = static_cast<int64_t>(expected.size()) + 1;
+    expected["allspark_" + name] = static_cast<double>(number);
+  };
+  set("requests_running", stat.running_request);
+  set("requests_waiting", stat.pending_request);
+  set("requests_blocked", stat.blocked_request);
+  set("kv_blocks", stat.total_blocks);
+  set("kv_blocks_used", stat.used_blocks);
+  set("kv_blocks_cached", stat.cached_blocks);
+  set("output_tensor_bytes", stat.output_tensor_bytes);
+  set("device_memory_pool_bytes", stat.total_device_memory_pool_size);
+  set("device_memory_used_bytes", stat.used_device_memory_pool_size);
+  set("generated_tokens_total", stat.total_generated_token);
+  set("prefill_tokens_total", stat.total_prefill_token);
+  set("prefix_cache_hit_tokens_total", stat.prefix_cache_hit_token);
+  set("draft_tokens_total", stat.total_draft_token);
+  set("accepted_draft_tokens_total", stat.total_accepted_draft_token);
+  set("steps_total", stat.num_steps);
+  set("preemptions_total", stat.num_preemptions);
+  set("requests_denied_total", stat.denied_request);
+  set("requests_finished_total stop", stat.finished_stop);
+  set("requests_finished_total length", stat.finished_length);
+  set("requests_finished_total cancelled", stat.finished_cancelled);
+  set("requests_finished_total deadline", stat.finished_deadline);
+  set("requests_finished_total interrupted", stat.finished_interrupted);
+  set("requests_finished_total error", stat.finished_error);
+  std::map<std::string, double> found;
+  for (const Metric& metric : MakeMetrics(stat, Statistics())) {
+    if (metric.kind == Metric::Kind::kHistogram) continue;
+    EXPECT_EQ(metric.kind == Metric::Kind::kCounter, metric.name.ends_with("_total"))
+        << metric.name;
+    for (const MetricSample& sample : metric.samples) {
+      const auto reason = sample.labels.find("reason");
+      found[metric.name + (reason == sample.labels.end() ? "" : " " + reason->second)] =
+          sample.value;
+    }
+  }
+  EXPECT_EQ(found, expected);
 }
 
 // A rate forgets what was more than two seconds ago.

@@ -2,30 +2,21 @@
 // keeps.
 
 #define XXH_INLINE_ALL
-#include <unistd.h>
 #include <xxhash.h>
-
-#include <cstdlib>
-#include <fstream>
 
 #include "cpp/engine/engine_harness.h"
 #include "cpp/engine/function_mask.h"
 #include "platform/system_limits.h"
+#include "support/environment.h"
+#include "support/process_usage.h"
 #include "support/sanitized.h"
 
 namespace allspark::testing {
 namespace {
 
-int64_t ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t total = 0, resident = 0;
-  statm >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
 class UnloadTest : public EngineTest {
  protected:
-  int64_t BytesInUse() { return TestingAccess::DeviceStats(*engine_)->bytes_in_use; }
+  int64_t BytesInUse() { return TestingAccess::DeviceStats(*engine_).bytes_in_use; }
   void ExpectRefused(const Status& status, const std::string& message) {
     EXPECT_EQ(status.as_status(), AsStatus::kInvalidCallError);
     EXPECT_EQ(status.message(), message);
@@ -160,16 +151,14 @@ TEST_F(UnloadTest, IsRefusedInOtherStates) {
 TEST_F(UnloadTest, AModelStaysUnloadedWhereMemoryIsShort) {
   // A region with room for one of two models.
   const int64_t mib = int64_t{1} << 20;
-  const double ratio = 48.0 * static_cast<double>(mib) / static_cast<double>(TotalMemoryBytes());
-  setenv("BFC_MEM_RATIO", std::to_string(ratio).c_str(), 1);
-  setenv("BFC_LEFTOVER_MB", "0", 1);
+  const double ratio = 48.0 * static_cast<double>(mib) / static_cast<double>(TotalMemory().bytes);
+  const ScopedVariable region("BFC_MEM_RATIO", std::to_string(ratio));
+  const ScopedVariable leftover("BFC_LEFTOVER_MB", "0");
   for (const char* name : {"m", "other"}) {
     RuntimeConfig config = SmallConfig(name);
     config.num_blocks = 26 * mib / (16 * 512);  // 512 bytes a token
     Install(config);
   }
-  unsetenv("BFC_MEM_RATIO");
-  unsetenv("BFC_LEFTOVER_MB");
   ASSERT_OK(engine_->StartModel("m"));
   const Ids expected = Run({1, 2, 3}, Greedy(20));
   EXPECT_EQ(engine_->StartModel("other").code(), StatusCode::kResourceExhausted);
@@ -195,9 +184,9 @@ TEST_F(UnloadTest, TheSystemGetsTheMemory) {
   // Eight times 240 tokens of 24 layers with 256 bytes each; all stay in the cache.
   for (int i = 0; i < 8; ++i) Run(RandomPrompt(rng_, 240, vocab_size_), Greedy(8));
   const int64_t bytes = int64_t{8} * 240 * 24 * 256;
-  const int64_t before = ResidentBytes();
+  const int64_t before = ReadMemoryUsage().resident_bytes;
   ASSERT_OK(engine_->UnloadDeviceMemory("m"));
-  EXPECT_LT(ResidentBytes(), before - bytes * 9 / 10);
+  EXPECT_LT(ReadMemoryUsage().resident_bytes, before - bytes * 9 / 10);
   ASSERT_OK(engine_->LoadDeviceMemory("m"));
 }
 

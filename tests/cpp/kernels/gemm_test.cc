@@ -303,7 +303,7 @@ void TestLowRank(const KernelTable& table) {
         const float expected = row < end && column >= kPanelColumns ? adapted[at] : plain[at];
         // The reference rounds the adapter's part by itself: two more roundings, of results
         // below 64.
-        const double bound = &table == FindTable("reference") ? 2 * 0x1p-24 * 64 : 0;
+        const double bound = &table == &Reference() ? 2 * 0x1p-24 * 64 : 0;
         ASSERT_NEAR(static_cast<double>(out[at]), static_cast<double>(expected), bound)
             << table.name << " m=" << m << " row " << row << " column " << column;
       }
@@ -316,14 +316,15 @@ TEST_P(GemmTest, AdaptersGoOnWithTheSumsBFloat16) { TestLowRank<BFloat16>(table(
 // Checks the order and the roundings that the kernels' comments state for the instructions.
 TEST(AmxTest, TheEmulationGivesTheBitsOfTheProcessor) {
   const KernelTable* amx = FindTable("amx");
-  if (amx == nullptr || !IsAmx(*TestTables().back()) || TestTables().back() == amx) {
+  const KernelTable* last = testing::AllTestTables().back();
+  if (amx == nullptr || !IsAmx(*last) || last == amx) {
     GTEST_SKIP() << "no AMX, or no emulation of it";
   }
   const GemmCase<BFloat16> p(70, 130, 1030, {.bias = true, .accumulate = true}, 23);
   std::vector<float> real = p.c, emulated = p.c;
   constexpr int kSlot = kSlotOf<BFloat16>;
   amx->gemm[kSlot][kSlot](p.Args(real));
-  TestTables().back()->gemm[kSlot][kSlot](p.Args(emulated));
+  last->gemm[kSlot][kSlot](p.Args(emulated));
   EXPECT_TRUE(SameBits(real.data(), emulated.data(), static_cast<int64_t>(real.size())));
 }
 
@@ -382,7 +383,6 @@ void TestGated(const KernelTable& table) {
         std::vector<Out> expected(static_cast<size_t>(m * cols)), out(expected.size() + 1);
         table.gated_act[kSlotOf<Out>](
             {both.data() + 1, p.ldc(), expected.data(), cols, m, cols, activation});
-        std::vector<float> none;
         GemmGatedArgs args = {p.Args(both), out.data() + 1, cols, kDTypeOf<Out>, activation};
         args.gemm.c = nullptr;
         for (const int64_t panel : {1, 0}) {
@@ -406,6 +406,9 @@ void TestGated(const KernelTable& table) {
     }
   }
 }
+TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsFloat32) { TestGated<float>(table()); }
+TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(table()); }
+
 // The same without a gate, for numbers of columns that fill no panel or vector.
 template <class T>
 void TestActivated(const KernelTable& table) {
@@ -436,9 +439,6 @@ void TestActivated(const KernelTable& table) {
 }
 TEST_P(GemmTest, ActivatedGivesTheBitsOfBothStepsFloat32) { TestActivated<float>(table()); }
 TEST_P(GemmTest, ActivatedGivesTheBitsOfBothStepsBFloat16) { TestActivated<BFloat16>(table()); }
-
-TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsFloat32) { TestGated<float>(table()); }
-TEST_P(GemmTest, GatedGivesTheBitsOfBothStepsBFloat16) { TestGated<BFloat16>(table()); }
 
 // Weights of float16 are widened, so products with them have the bits of those with float32
 // weights of the same values: normal, subnormal, the largest, and zeros of both signs.

@@ -25,8 +25,6 @@ using testing::IsAmx;
 using testing::kInf;
 using testing::kNan;
 
-// Every table this processor can run, and the emulated ones.
-inline const testing::KernelTables& TestTables() { return testing::AllTestTables(); }
 inline const KernelTable& Reference() { return *FindTable("reference"); }
 
 class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
@@ -34,8 +32,9 @@ class KernelTest : public ::testing::TestWithParam<const KernelTable*> {
   const KernelTable& table() const { return *GetParam(); }
 };
 
-#define AS_INSTANTIATE_KERNEL_TEST(Suite) \
-  INSTANTIATE_TEST_SUITE_P(Tables, Suite, ::testing::ValuesIn(TestTables()), testing::TableName)
+#define AS_INSTANTIATE_KERNEL_TEST(Suite)                                                \
+  INSTANTIATE_TEST_SUITE_P(Tables, Suite, ::testing::ValuesIn(testing::AllTestTables()), \
+                           testing::TableName)
 
 // Calls run(args) for strips that together are all of the args' panels.
 template <class Run>

@@ -46,10 +46,10 @@ Worst Compare(DecoderHarness& harness, const std::vector<int32_t>& tokens, int64
   return worst;
 }
 
-class DecoderAccuracyTest : public ::testing::TestWithParam<int> {
+class DecoderAccuracyTest : public ::testing::TestWithParam<testing::TinySpecMaker> {
  protected:
   void CheckAll(proto::ComputeType compute, CacheMode cache_mode = CacheMode::kDefault) {
-    const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(GetParam())];
+    const proto::DecoderSpec spec = GetParam()(compute);
     const auto reader = testing::OpenRandomModel(spec, kAccuracySeed);
     const std::vector<int32_t> tokens = RandomTokens(kAccuracyTokens, spec.vocab_size(), 3);
     const testing::Rows expected = ReferenceDecoder(spec, kAccuracySeed, cache_mode).Logits(tokens);
@@ -83,12 +83,10 @@ TEST_P(DecoderAccuracyTest, CacheOf8And4Bits) {
   CheckAll(proto::COMPUTE_FLOAT32, CacheMode::kQuantK8V4);
 }
 
-std::string SpecName(const ::testing::TestParamInfo<int>& info) {
-  const auto specs = testing::TinySpecs(proto::COMPUTE_FLOAT32);
-  return specs[static_cast<size_t>(info.param)].architecture();
-}
-
-INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::Range(0, 22), SpecName);
+INSTANTIATE_TEST_SUITE_P(Specs, DecoderAccuracyTest, ::testing::ValuesIn(testing::TinySpecMakers()),
+                         [](const auto& test) {
+                           return test.param(proto::COMPUTE_FLOAT32).architecture();
+                         });
 
 // The bound must be tight enough to detect likely mistakes.
 TEST(DecoderAccuracyBoundTest, SeesSmallMistakes) {

@@ -17,11 +17,11 @@ using testing::RandomTokens;
 using testing::SimDevice;
 using testing::SimOps;
 
-class DecoderDeviceTest : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType>> {
+class DecoderDeviceTest
+    : public ::testing::TestWithParam<std::tuple<testing::TinySpecMaker, proto::ComputeType>> {
  protected:
   DecoderDeviceTest()
-      : spec_(testing::TinySpecs(
-            std::get<1>(GetParam()))[static_cast<size_t>(std::get<0>(GetParam()))]),
+      : spec_(std::get<0>(GetParam())(std::get<1>(GetParam()))),
         reader_(testing::OpenRandomModel(spec_, 3)) {}
 
   // All that a few steps give: chunks, decodes beside them, logits, states and embeddings.
@@ -38,9 +38,7 @@ class DecoderDeviceTest : public ::testing::TestWithParam<std::tuple<int, proto:
       const auto shape = MakeDecoderShape(spec_, cache_mode);
       testing::RandomLora file(5);
       file.AddAll(spec_, 4);
-      auto created = LoraAdapter::Create(file, *reader_, *shape, 8, harness.device());
-      if (!created.ok()) throw std::runtime_error(created.status().ToString());
-      adapter = *created;
+      adapter = testing::Must(LoraAdapter::Create(file, *reader_, *shape, 8, harness.device()));
     }
     const int a = harness.Add(RandomTokens(70, spec_.vocab_size(), 1), adapter.get());
     const int b = harness.Add(RandomTokens(40, spec_.vocab_size(), 2));
@@ -77,9 +75,9 @@ TEST_P(DecoderDeviceTest, SameBitsWithAdapters) { ExpectSameBits(CacheMode::kDef
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderDeviceTest,
-    ::testing::Combine(
-        ::testing::Range(0, static_cast<int>(testing::TinySpecs(proto::COMPUTE_FLOAT32).size())),
-        ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16)));
+    ::testing::Combine(::testing::ValuesIn(testing::TinySpecMakers()),
+                       ::testing::Values(proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16)),
+    [](const auto& test) { return std::apply(testing::SpecName, test.param); });
 
 // What catches a host that reads or writes a device's memory, and an operation that is given the
 // host's.

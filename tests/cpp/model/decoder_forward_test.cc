@@ -27,12 +27,13 @@ HarnessOptions SmallOptions(int threads) {
   return options;
 }
 
-class DecoderMemoryTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+class DecoderMemoryTest : public ::testing::TestWithParam<std::tuple<testing::TinySpecMaker, int>> {
+};
 
 TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
-  const auto [spec_index, threads] = GetParam();
+  const auto [make_spec, threads] = GetParam();
   for (const proto::ComputeType compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
-    const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(spec_index)];
+    const proto::DecoderSpec spec = make_spec(compute);
     const auto reader = OpenRandomModel(spec, 1);
     DecoderHarness harness(*reader, SmallOptions(threads));
     std::vector<DecoderHarness::Chunk> chunks;
@@ -54,9 +55,8 @@ TEST_P(DecoderMemoryTest, ArenaHoldsTheLargestBatchExactly) {
 }
 
 TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
-  const auto [spec_index, threads] = GetParam();
-  const proto::DecoderSpec spec =
-      testing::TinySpecs(proto::COMPUTE_BFLOAT16)[static_cast<size_t>(spec_index)];
+  const auto [make_spec, threads] = GetParam();
+  const proto::DecoderSpec spec = make_spec(proto::COMPUTE_BFLOAT16);
   const auto reader = OpenRandomModel(spec, 1);
   DecoderHarness harness(*reader, SmallOptions(threads));
   for (int i = 0; i < 5; ++i) {
@@ -80,7 +80,12 @@ TEST_P(DecoderMemoryTest, ForwardAllocatesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecoderMemoryTest,
-                         ::testing::Combine(::testing::Range(0, 22), ::testing::Values(1, 2, 3)));
+                         ::testing::Combine(::testing::ValuesIn(testing::TinySpecMakers()),
+                                            ::testing::Values(1, 2, 3)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param)(proto::COMPUTE_FLOAT32).architecture() +
+                                  "_" + std::to_string(std::get<1>(test.param));
+                         });
 
 // Of the last of three tokens, which lie at places 0 to 2 of the cache.
 std::vector<float> LogitsAt(const ModelReader& reader, const std::vector<int32_t>& positions) {

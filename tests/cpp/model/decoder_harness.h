@@ -11,7 +11,6 @@
 #include <numeric>
 #include <random>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "model/decoder.h"
 #include "ops/cpu/cpu_device.h"
 #include "ops/kv_memory.h"
+#include "support/must.h"
 #include "support/random_model.h"
 #include "support/sim_device.h"
 #include "support/test_tables.h"
@@ -40,6 +40,12 @@ inline bool AddsTo(const kernels::KernelTable& table, const proto::DecoderSpec& 
   }
   if (IsOf(table, "avx512_bf16")) return bf16_dots;
   return !IsAmx(table) || bf16_dots || int8_dots;
+}
+
+// Of a test's parameters: such as LlamaForCausalLM_bfloat16.
+inline std::string SpecName(TinySpecMaker make_spec, proto::ComputeType compute) {
+  return make_spec(compute).architecture() +
+         (compute == proto::COMPUTE_BFLOAT16 ? "_bfloat16" : "_float32");
 }
 
 struct HarnessOptions {
@@ -73,16 +79,13 @@ class DecoderHarness {
     const int64_t blocks_per_sequence =
         (options.max_length + options.block_size - 1) / options.block_size;
     if (options_.num_blocks == 0) options_.num_blocks = 8 * blocks_per_sequence;
-    auto decoder = Decoder::Create(reader,
-                                   {options.max_length, options.max_tokens, options.max_logits_rows,
-                                    options.block_size, options.cache_mode, options.lora_max_rank},
-                                   *device_);
-    if (!decoder.ok()) throw std::runtime_error(decoder.status().ToString());
-    decoder_ = std::move(*decoder);
+    decoder_ =
+        Must(Decoder::Create(reader,
+                             {options.max_length, options.max_tokens, options.max_logits_rows,
+                              options.block_size, options.cache_mode, options.lora_max_rank},
+                             *device_));
     arena_ = StepArena(Take(decoder_->arena_bytes()));
-    auto kv = KvMemory::Create(*device_, decoder_->kv_shape(), options_.num_blocks);
-    if (!kv.ok()) throw std::runtime_error(kv.status().ToString());
-    kv_ = std::move(*kv);
+    kv_ = Must(KvMemory::Create(*device_, decoder_->kv_shape(), options_.num_blocks));
     for (int32_t block = 0; block < options_.num_blocks; ++block) FillGarbage(block);
     if (device_->has_own_memory()) {
       logits_buffer_ = Take(options.max_logits_rows * decoder_->vocab_size() * 4);
@@ -218,9 +221,7 @@ class DecoderHarness {
     device_->BlockFromHost(garbage.data(), kv_.pool(), block);
   }
   Buffer Take(int64_t bytes) {
-    auto buffer = Buffer::Create(device_->allocator(), static_cast<size_t>(bytes));
-    if (!buffer.ok()) throw std::runtime_error(buffer.status().ToString());
-    return std::move(*buffer);
+    return Must(Buffer::Create(device_->allocator(), static_cast<size_t>(bytes)));
   }
 
   HarnessOptions options_;

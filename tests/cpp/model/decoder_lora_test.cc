@@ -33,18 +33,17 @@ Result<std::shared_ptr<const LoraAdapter>> TryLoad(const LoraFile& file, const M
 
 std::shared_ptr<const LoraAdapter> Load(const LoraFile& file, const ModelReader& model,
                                         Allocator& allocator) {
-  auto adapter = TryLoad(file, model, allocator);
-  if (!adapter.ok()) throw std::runtime_error(adapter.status().ToString());
-  return *adapter;
+  return testing::Must(TryLoad(file, model, allocator));
 }
 
-class DecoderLoraTest : public ::testing::TestWithParam<std::tuple<int, proto::ComputeType, int>> {
+class DecoderLoraTest
+    : public ::testing::TestWithParam<
+          std::tuple<testing::TinySpecMaker, proto::ComputeType, const kernels::KernelTable*>> {
  protected:
   DecoderLoraTest()
-      : spec_(testing::TinySpecs(
-            std::get<1>(GetParam()))[static_cast<size_t>(std::get<0>(GetParam()))]),
+      : spec_(std::get<0>(GetParam())(std::get<1>(GetParam()))),
         reader_(testing::OpenRandomModel(spec_, kLoraSeed)) {
-    options_.table = testing::TestTables()[static_cast<size_t>(std::get<2>(GetParam()))];
+    options_.table = std::get<2>(GetParam());
     options_.lora_max_rank = kMaxRank;
   }
 
@@ -147,23 +146,24 @@ TEST_P(DecoderLoraTest, BitsDependOnNoOtherAdapter) {
   }
 }
 
-std::string LoraTestName(
-    const ::testing::TestParamInfo<std::tuple<int, proto::ComputeType, int>>& p) {
-  return testing::TinySpecs(std::get<1>(p.param))[static_cast<size_t>(std::get<0>(p.param))]
-             .architecture() +
-         (std::get<1>(p.param) == proto::COMPUTE_BFLOAT16 ? "_bfloat16_" : "_float32_") +
-         testing::TestTables()[static_cast<size_t>(std::get<2>(p.param))]->name;
+std::string LoraTestName(const ::testing::TestParamInfo<DecoderLoraTest::ParamType>& p) {
+  const auto [make_spec, compute, table] = p.param;
+  return testing::SpecName(make_spec, compute) + "_" + table->name;
 }
 
 std::vector<DecoderLoraTest::ParamType> LoraParams() {
   std::vector<DecoderLoraTest::ParamType> params;
-  for (const int i : {0, 1, 2, 3, 4, 5, 8, 9, 14, 16, 17, 18, 19, 21}) {
+  for (const testing::TinySpecMaker make_spec :
+       {testing::TinyLlamaSpec, testing::TinyQwen2Spec, testing::TinyQwen3Spec,
+        testing::TinyMistralSpec, testing::TinyOddSpec, testing::TinyQuantizedSpec,
+        testing::TinyNeoxSpec, testing::TinyGpt2Spec, testing::TinyLatentSpec,
+        testing::TinyReorderedSpec, testing::TinyReorderedParallelSpec,
+        testing::TinyReorderedLatentSpec, testing::TinyScaledSpec, testing::TinyScaledLatentSpec,
+        testing::TinyFormsSpec}) {
     for (const auto compute : {proto::COMPUTE_FLOAT32, proto::COMPUTE_BFLOAT16}) {
-      const proto::DecoderSpec spec = testing::TinySpecs(compute)[static_cast<size_t>(i)];
-      for (int table = 0; table < static_cast<int>(testing::TestTables().size()); ++table) {
-        if (testing::AddsTo(*testing::TestTables()[static_cast<size_t>(table)], spec)) {
-          params.emplace_back(i, compute, table);
-        }
+      const proto::DecoderSpec spec = make_spec(compute);
+      for (const kernels::KernelTable* table : testing::TestTables()) {
+        if (testing::AddsTo(*table, spec)) params.emplace_back(make_spec, compute, table);
       }
     }
   }

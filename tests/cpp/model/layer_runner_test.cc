@@ -3,12 +3,10 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 #include <span>
 
@@ -17,6 +15,9 @@
 #include "ops/cpu/cpu_device.h"
 #include "ops/linear.h"
 #include "platform/thread_pool.h"
+#include "support/constants.h"
+#include "support/environment.h"
+#include "support/process_usage.h"
 #include "support/random_model.h"
 #include "support/sanitized.h"
 #include "support/test_tables.h"
@@ -229,6 +230,17 @@ TEST(LayerRunner, MagnitudesAreTheSameWithoutProducts) {
   EXPECT_TRUE(cheap->products.empty());
 }
 
+TEST(LayerRunner, ASequenceMayBeOneToken) {
+  const proto::DecoderSpec spec = testing::TinyLlamaSpec();
+  const std::vector<int32_t> ids = Ids(spec, 1);
+  const std::vector<float> longer = StreamAfter(*Runner(spec), ids);
+  auto runner = LayerRunner::Create(MakeRandomModel(spec, kRunnerSeed), {.length = 1});
+  ASSERT_TRUE(runner.ok()) << runner.status().ToString();
+  std::vector<float> alone(static_cast<size_t>((*runner)->hidden_size()));
+  ASSERT_TRUE((*runner)->Run(ids.data(), nullptr, 1, alone.data()).ok());
+  EXPECT_TRUE(std::equal(alone.begin(), alone.end(), longer.begin()));
+}
+
 TEST(LayerRunner, WhatDoesNotFitIsNamed) {
   const proto::DecoderSpec spec = testing::TinyLlamaSpec();
   const auto image = MakeRandomModel(spec, kRunnerSeed);
@@ -238,9 +250,11 @@ TEST(LayerRunner, WhatDoesNotFitIsNamed) {
   EXPECT_NE(message({.length = 0}).find("length is 0"), std::string::npos);
   EXPECT_NE(message({.length = (1 << 24) + 1}).find("length is 16777217"), std::string::npos);
   EXPECT_NE(message({.isa = "abacus", .length = 8}).find("isa is 'abacus'"), std::string::npos);
-  setenv("ALLSPARK_CPU_ISA", "abacus", 1);
-  EXPECT_NE(message({.length = 8}).find("ALLSPARK_CPU_ISA is 'abacus', which"), std::string::npos);
-  unsetenv("ALLSPARK_CPU_ISA");
+  {
+    const testing::ScopedVariable isa("ALLSPARK_CPU_ISA", "abacus");
+    EXPECT_NE(message({.length = 8}).find("ALLSPARK_CPU_ISA is 'abacus', which"),
+              std::string::npos);
+  }
   EXPECT_NE(message({.num_threads = -1, .length = 8}).find("num_threads is -1"), std::string::npos);
   EXPECT_FALSE(LayerRunner::Create(nullptr, {.length = 8}).ok());
   const auto learned = MakeRandomModel(testing::TinyGpt2Spec(), kRunnerSeed);
@@ -271,13 +285,12 @@ TEST(LayerRunner, WhatDoesNotFitIsNamed) {
 TEST(LayerRunner, ThreadsThatTheSystemDoesNotGiveAreNamed) {
   if (AS_SANITIZED) return;  // Its own memory counts, too.
   const auto image = MakeRandomModel(testing::TinyLlamaSpec(), kRunnerSeed);
-  int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
   // Room for the stacks of some of the threads.
   rlimit little = before;
-  little.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + (int64_t{256} << 20));
+  little.rlim_cur =
+      static_cast<rlim_t>(testing::ReadMemoryUsage().mapped_bytes + 256 * testing::kMiB);
   ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
   const Status status = LayerRunner::Create(image, {.num_threads = 4096, .length = 8}).status();
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);

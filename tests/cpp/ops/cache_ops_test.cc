@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cpp/ops/op_test_util.h"
+#include "kernels/attention_scratch.h"
 #include "ops/attention.h"
 #include "ops/kv_memory.h"
 #include "ops/kv_write.h"

@@ -160,7 +160,7 @@ TEST_P(QuantizeOpTest, ColumnsInAnotherOrderAreThoseOfFloat32Quantised) {
   Int8Rows quantised(device_, 1, kCols), bare(device_, 1, kCols);
   bare.matrix.row_sums = nullptr;
   ExpectCheck([&] { GatherColumns(context_, quantised.matrix, Put(order), bare.matrix); },
-              "gather_columns: int8 rows without scales");
+              "gather_columns: y is int8 without scales");
   ExpectCheck([&] { GatherColumns(context_, from, Put(order), bare.matrix); },
               "gather_columns: y is int8");
 }
@@ -255,7 +255,7 @@ TEST_P(QuantizeOpTest, RefusesWhatDoesNotFit) {
   ExpectCheck([&] { linear(q.matrix); }, "a scale for every 8 of 200");
   quantized.scales = {};
   ExpectCheck([&] { linear(q.matrix); }, "a scale for every 0 of 200");
-  EmbeddingWeight table{Put(weights.w), DType::kUInt8, 64, kCols, true};
+  EmbeddingWeight table{Put(weights.w), DType::kUInt8, kCols, /*packed=*/true};
   const std::vector<int32_t> ids = {0};
   std::vector<float> row(kCols);
   ExpectCheck([&] { EmbeddingLookup(context_, table, Put(ids), Floats(row, 1, kCols)); },

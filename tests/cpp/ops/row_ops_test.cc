@@ -261,14 +261,14 @@ TEST_P(RowOpsTest, Embedding) {
   std::vector<float> table(1), out(static_cast<size_t>(kRows * kCols));
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < kRows; ++i) ids.push_back(i * 5 % 50);
-  const EmbeddingWeight weight{Put(table), DType::kFloat32, 50, kCols, true};
+  const EmbeddingWeight weight{Put(table), DType::kFloat32, kCols, /*packed=*/true};
   EmbeddingLookup(context_, weight, Put(ids), Floats(out, kRows, kCols));
   Fetch(out);
   for (int64_t r = 0; r < kRows; ++r) {
     ASSERT_EQ(out[static_cast<size_t>(r * kCols + kCols - 1)],
               static_cast<float>(1000 + r * 5 % 50));
   }
-  const EmbeddingWeight rows{Put(table), DType::kFloat32, 50, kCols, false};
+  const EmbeddingWeight rows{Put(table), DType::kFloat32, kCols, /*packed=*/false};
   EmbeddingLookup(context_, rows, Put(ids), Floats(out, kRows, kCols), /*accumulate=*/true);
   ASSERT_EQ(Fetch(out)[kCols], static_cast<float>(1000 + 5 + 500 + 5));
   ExpectCheck([&] { EmbeddingLookup(context_, weight, Put(ids), Floats(out, kRows, kCols), true); },
@@ -283,7 +283,7 @@ TEST_P(RowOpsTest, Rope) {
   std::vector<float> cos_sin(1);
   std::vector<int32_t> positions;
   for (int32_t i = 0; i < kRows; ++i) positions.push_back(i * 3);
-  const RopeView rope{Put(cos_sin), 3 * kRows, 32, false};
+  const RopeView rope{Put(cos_sin), 32, /*interleaved=*/false};
   Rope(context_, Floats(x, kRows, kCols), 7, 128, Put(positions), rope);
   Fetch(x);
   for (int64_t r = 0; r < kRows; ++r) {
@@ -362,10 +362,9 @@ TEST_P(RowOpsTest, MissingKernelsAreNamed) {
   ExpectCheck([&] { Norm(context, mx, {Put(weight)}, my); }, message);
   ExpectCheck([&] { GatedAct(context, kernels::Activation::kRelu, mx, half); }, message);
   ExpectCheck([&] { ArgMax(context, mx, Put(ids)); }, message);
-  ExpectCheck([&] { Rope(context, mx, 1, 4, Put(ids), {Put(x), 8, 4, false}); }, message);
-  ExpectCheck(
-      [&] { EmbeddingLookup(context, {Put(x), DType::kFloat32, 2, 4, false}, Put(ids), my); },
-      message);
+  ExpectCheck([&] { Rope(context, mx, 1, 4, Put(ids), {Put(x), 4}); }, message);
+  ExpectCheck([&] { EmbeddingLookup(context, {Put(x), DType::kFloat32, 4}, Put(ids), my); },
+              message);
 }
 
 TEST_P(RowOpsTest, NormRefusesWhatDoesNotFit) {

@@ -1,13 +1,12 @@
 #include "platform/system_limits.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "platform/thread_pool.h"
 #include "support/constants.h"
+#include "support/temp_dir.h"
 
 namespace allspark {
 namespace {
@@ -19,17 +18,13 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 class SystemLimitsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/allspark_root_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
     Write(
         "proc/meminfo",
         "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n");
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
 
   void Write(const std::string& path, const std::string& text) {
-    const std::filesystem::path full = std::filesystem::path(root_) / path;
+    const std::filesystem::path full = root_ / path;
     std::filesystem::create_directories(full.parent_path());
     std::ofstream(full) << text;
   }
@@ -45,9 +40,9 @@ class SystemLimitsTest : public ::testing::Test {
           "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
           "36 31 0:33 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset\n");
   }
-  SystemLimits Read() const { return ReadSystemLimits(root_); }
+  SystemLimits Read() const { return ReadSystemLimits(root_.path()); }
 
-  std::string root_;
+  const testing::TempDir root_;
 };
 
 TEST_F(SystemLimitsTest, WithoutCgroupsTheMachineIsTheLimit) {
@@ -58,7 +53,7 @@ TEST_F(SystemLimitsTest, WithoutCgroupsTheMachineIsTheLimit) {
 }
 
 TEST_F(SystemLimitsTest, AnUnreadableProcStillGivesAMachine) {
-  const SystemLimits limits = ReadSystemLimits(root_ + "/missing");
+  const SystemLimits limits = ReadSystemLimits(root_ / "missing");
   EXPECT_GT(limits.memory_total.bytes, 0);
   EXPECT_GT(limits.memory_available.bytes, 0);
 }
@@ -213,7 +208,7 @@ TEST_F(SystemLimitsTest, TheLeastOfAllLimitsIsNamed) {
   Write("sys/fs/cgroup/kube/memory.current", "1073741824\n");
   Write("sys/fs/cgroup/kube/box/memory.max", "max\n");
   Write("sys/fs/cgroup/kube/box/memory.high", "6442450944\n");
-  const std::string source = root_ + "/sys/fs/cgroup/kube/memory.max is 4294967296 bytes";
+  const std::string source = root_ / "sys/fs/cgroup/kube/memory.max is 4294967296 bytes";
   EXPECT_EQ(Read().memory_total.source, source);
   EXPECT_EQ(Read().memory_available.source, source + ", of which 1073741824 are taken");
   Write("proc/self/limits", "Max address space         5368709120           unlimited   bytes\n");
@@ -235,9 +230,9 @@ TEST(CpuCountFromTest, QuotaRoundsDownToAtLeastOne) {
 }
 
 TEST(MemoryBytesTest, ThisMachineHasMemory) {
-  EXPECT_GT(TotalMemoryBytes(), 0);
-  EXPECT_GT(AvailableMemoryBytes(), 0);
-  EXPECT_LE(AvailableMemoryBytes(), TotalMemoryBytes());
+  EXPECT_GT(TotalMemory().bytes, 0);
+  EXPECT_GT(AvailableMemory().bytes, 0);
+  EXPECT_LE(AvailableMemory().bytes, TotalMemory().bytes);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "platform/affinity.h"
+#include "platform/system_limits.h"
 #include "support/alloc_counter.h"
 
 namespace allspark {

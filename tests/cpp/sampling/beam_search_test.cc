@@ -24,7 +24,7 @@ RowCandidates Row(std::vector<TokenLogprob> top) {
 
 bool Ends(size_t, int32_t token) { return token == kEnd; }
 
-BeamSearchParams Params(BeamStop stop, double length_penalty = 1) {
+BeamSearchParams Params(EarlyStopping stop, double length_penalty = 1) {
   return {.num_beams = 2,
           .num_candidates = 3,
           .max_output = 10,
@@ -33,7 +33,7 @@ BeamSearchParams Params(BeamStop stop, double length_penalty = 1) {
 }
 
 TEST(BeamSearchTest, GoesOnWithTheBestOfAllBeams) {
-  BeamSearch search(Params(BeamStop::kHeuristic));
+  BeamSearch search(Params(EarlyStopping::kFalse));
   const RowCandidates first = Row({{3, -1}, {4, -2}, {5, -3}});
   search.Advance(std::vector{&first}, Ends);
   ASSERT_EQ(search.beams().size(), 2u);
@@ -48,7 +48,7 @@ TEST(BeamSearchTest, GoesOnWithTheBestOfAllBeams) {
 }
 
 TEST(BeamSearchTest, EqualOnesAreInOrderOfBeamAndToken) {
-  BeamSearch search(Params(BeamStop::kHeuristic));
+  BeamSearch search(Params(EarlyStopping::kFalse));
   const RowCandidates row = Row({{3, -1}, {5, -1}, {4, -1}});
   search.Advance(std::vector{&row}, Ends);
   search.Advance(std::vector{&row, &row}, Ends);
@@ -58,7 +58,7 @@ TEST(BeamSearchTest, EqualOnesAreInOrderOfBeamAndToken) {
 }
 
 TEST(BeamSearchTest, OnlyTheBestCandidatesCanEnd) {
-  BeamSearch search(Params(BeamStop::kHeuristic));
+  BeamSearch search(Params(EarlyStopping::kFalse));
   // Only the best two candidates can end; the end token is third.
   const RowCandidates row = Row({{3, -1}, {4, -2}, {kEnd, -3}});
   search.Advance(std::vector{&row}, Ends);
@@ -67,7 +67,7 @@ TEST(BeamSearchTest, OnlyTheBestCandidatesCanEnd) {
 }
 
 // The state after two sequences ended, one after the other.
-BeamSearch AfterTwoEnds(BeamStop stop, double length_penalty, float beam) {
+BeamSearch AfterTwoEnds(EarlyStopping stop, double length_penalty, float beam) {
   BeamSearch search(Params(stop, length_penalty));
   const RowCandidates first = Row({{kEnd, -1}, {3, -1.5f}, {4, -9}});
   search.Advance(std::vector{&first}, Ends);
@@ -82,17 +82,17 @@ BeamSearch AfterTwoEnds(BeamStop stop, double length_penalty, float beam) {
 
 TEST(BeamSearchTest, EndsByItsRule) {
   // Scores are -1 and -2 / 2; the best beam would have (-1.5 + beam) / 2 now.
-  EXPECT_TRUE(AfterTwoEnds(BeamStop::kAtOnce, 1, -0.1f).done());
-  EXPECT_FALSE(AfterTwoEnds(BeamStop::kHeuristic, 1, -0.1f).done());
-  EXPECT_TRUE(AfterTwoEnds(BeamStop::kHeuristic, 1, -1).done());
+  EXPECT_TRUE(AfterTwoEnds(EarlyStopping::kTrue, 1, -0.1f).done());
+  EXPECT_FALSE(AfterTwoEnds(EarlyStopping::kFalse, 1, -0.1f).done());
+  EXPECT_TRUE(AfterTwoEnds(EarlyStopping::kFalse, 1, -1).done());
   // With ten tokens it could score (-1.5 + beam) / 10.
-  EXPECT_FALSE(AfterTwoEnds(BeamStop::kNever, 1, -1).done());
-  EXPECT_TRUE(AfterTwoEnds(BeamStop::kNever, 1, -12).done());
-  EXPECT_TRUE(AfterTwoEnds(BeamStop::kNever, 0, -1).done());
+  EXPECT_FALSE(AfterTwoEnds(EarlyStopping::kNever, 1, -1).done());
+  EXPECT_TRUE(AfterTwoEnds(EarlyStopping::kNever, 1, -12).done());
+  EXPECT_TRUE(AfterTwoEnds(EarlyStopping::kNever, 0, -1).done());
 }
 
 TEST(BeamSearchTest, ABetterEndTakesThePlaceOfTheWorst) {
-  BeamSearch search = AfterTwoEnds(BeamStop::kNever, 1, -0.1f);
+  BeamSearch search = AfterTwoEnds(EarlyStopping::kNever, 1, -0.1f);
   const RowCandidates row = Row({{kEnd, -0.1f}, {3, -1}, {4, -2}});
   search.Advance(std::vector{&row, &row}, Ends);
   ASSERT_EQ(search.ended().size(), 1u);

@@ -86,7 +86,7 @@ TEST(PromptLookupTest, LearnsItsChanceFromTheTextAlone) {
       if (i % 3 == 0) lookup.Follow(tokens);
     }
     lookup.Follow(tokens);
-    return lookup.chance();
+    return lookup.acceptance_rate();
   };
   EXPECT_LT(grow(60, [&] { return static_cast<int32_t>(rng() % 10); }), 0.4);
   EXPECT_GT(grow(60, [&] { return static_cast<int32_t>(tokens.size() % 7); }), 0.95);

@@ -23,7 +23,7 @@ double Rate(const std::vector<DraftGrant>& grants, const std::vector<int64_t>& d
   auto rows = static_cast<int64_t>(grants.size());
   for (size_t i = 0; i < grants.size(); ++i) {
     for (int64_t d = 0; d <= drafts[i]; ++d) {
-      tokens += std::pow(grants[i].chance, static_cast<double>(d));
+      tokens += std::pow(grants[i].acceptance_rate, static_cast<double>(d));
     }
     rows += drafts[i];
     extra += grants[i].cost * static_cast<double>(drafts[i]);
@@ -40,20 +40,20 @@ TEST(DraftGrantsTest, GivesAsManyAsAreWanted) {
 }
 
 TEST(DraftGrantsTest, GivesNoneThatAreNeverRight) {
-  EXPECT_EQ(Grant({{.most = 9, .chance = 0}}, 32), (std::vector<int64_t>{0}));
-  EXPECT_EQ(Grant({{.most = 9, .chance = 0.5, .cost = 1}}, 32), (std::vector<int64_t>{0}));
+  EXPECT_EQ(Grant({{.most = 9, .acceptance_rate = 0}}, 32), (std::vector<int64_t>{0}));
+  EXPECT_EQ(Grant({{.most = 9, .acceptance_rate = 0.5, .cost = 1}}, 32), (std::vector<int64_t>{0}));
 }
 
 TEST(DraftGrantsTest, RisesWithTheChanceAndFallsWithTheCrowd) {
   int64_t last = 0;
-  for (double chance : {0.1, 0.3, 0.5, 0.7, 0.9, 0.99}) {
-    const int64_t granted = Grant({{.most = 64, .chance = chance}}, 64)[0];
-    EXPECT_GE(granted, last) << chance;
+  for (double rate : {0.1, 0.3, 0.5, 0.7, 0.9, 0.99}) {
+    const int64_t granted = Grant({{.most = 64, .acceptance_rate = rate}}, 64)[0];
+    EXPECT_GE(granted, last) << rate;
     last = granted;
   }
   EXPECT_GT(last, 16);
   for (size_t crowd : {1, 2, 4, 8, 16, 32}) {
-    const std::vector<DraftGrant> grants(crowd, {.most = 64, .chance = 0.7});
+    const std::vector<DraftGrant> grants(crowd, {.most = 64, .acceptance_rate = 0.7});
     const int64_t granted = Grant(grants, 1024)[0];
     EXPECT_LE(granted, last) << crowd;
     last = granted;
@@ -61,14 +61,14 @@ TEST(DraftGrantsTest, RisesWithTheChanceAndFallsWithTheCrowd) {
 }
 
 TEST(DraftGrantsTest, SharesTheCostOfMakingThem) {
-  const DraftGrant likely{.most = 1, .chance = 0.7, .cost = 0.4};
+  const DraftGrant likely{.most = 1, .acceptance_rate = 0.7, .cost = 0.4};
   EXPECT_EQ(Grant(std::vector<DraftGrant>(8, likely), 32), std::vector<int64_t>(8, 1));
   // The drafts of one sequence do not pay for their cost if no other sequence has drafts.
   std::vector<DraftGrant> grants(8);
   grants[3] = likely;
   EXPECT_EQ(Grant(grants, 32), std::vector<int64_t>(8, 0));
   // Drafts of another sequence that cost nothing are still granted.
-  grants[5] = {.most = 1, .chance = 0.7};
+  grants[5] = {.most = 1, .acceptance_rate = 0.7};
   EXPECT_EQ(Grant(grants, 32), (std::vector<int64_t>{0, 0, 0, 0, 0, 1, 0, 0}));
 }
 
@@ -77,9 +77,9 @@ TEST(DraftGrantsTest, IsTheBestChoice) {
   for (double one : {0.05, 0.2, 0.4, 0.6, 0.8, 1.0}) {
     for (double other : {0.1, 0.5, 0.9}) {
       for (double cost : {0.0, 0.1}) {
-        const std::vector<DraftGrant> grants = {{.most = 4, .chance = one, .cost = cost},
-                                                {.most = 4, .chance = other},
-                                                {.most = 4, .chance = 0.3}};
+        const std::vector<DraftGrant> grants = {{.most = 4, .acceptance_rate = one, .cost = cost},
+                                                {.most = 4, .acceptance_rate = other},
+                                                {.most = 4, .acceptance_rate = 0.3}};
         const double reached = Rate(grants, Grant(grants, 32));
         for (int64_t choice = 0; choice < 125; ++choice) {
           EXPECT_LE(Rate(grants, {choice % 5, choice / 5 % 5, choice / 25}), reached * 1.005)

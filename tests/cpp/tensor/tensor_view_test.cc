@@ -17,6 +17,9 @@ TEST(DTypeTest, BytesAndNames) {
   EXPECT_EQ(ElementBytes(DType::kUndefined), 0);
   EXPECT_EQ(ElementBytes(DType::kUInt4), 0);
   EXPECT_EQ(ElementBytes(static_cast<DType>(7)), 0);
+  EXPECT_EQ(ElementBits(DType::kUInt4), 4);
+  EXPECT_EQ(PackedBytes(DType::kUInt4, 6), 3);
+  EXPECT_EQ(PackedBytes(DType::kUInt2, 8), 2);
   EXPECT_STREQ(DTypeName(DType::kFloat32), "float32");
   EXPECT_STREQ(DTypeName(DType::kBFloat16), "bfloat16");
   EXPECT_STREQ(DTypeName(static_cast<DType>(99)), "unknown");

@@ -44,21 +44,14 @@ Status Add(LoraSerializer& serializer, const Pair& pair) {
 }
 
 std::unique_ptr<LoraSerializer> NewSerializer(const std::string& path = "") {
-  auto serializer = LoraSerializer::Create("", path);
-  if (!serializer.ok()) throw std::runtime_error(serializer.status().ToString());
-  return std::move(serializer).value();
+  return Must(LoraSerializer::Create("", path));
 }
 
 std::shared_ptr<const LoraImage> Build(const std::vector<Pair>& pairs,
                                        const std::string& path = "") {
   auto serializer = NewSerializer(path);
-  for (const Pair& pair : pairs) {
-    const Status added = Add(*serializer, pair);
-    if (!added.ok()) throw std::runtime_error(added.ToString());
-  }
-  auto image = serializer->Finish();
-  if (!image.ok()) throw std::runtime_error(image.status().ToString());
-  return image.value();
+  for (const Pair& pair : pairs) Must(Add(*serializer, pair));
+  return Must(serializer->Finish());
 }
 
 std::string BytesOf(const LoraImage& image) {

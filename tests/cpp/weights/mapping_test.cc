@@ -7,6 +7,8 @@
 #include <fstream>
 #include <string>
 
+#include "support/constants.h"
+#include "support/process_usage.h"
 #include "weights/file_io.h"
 
 namespace allspark::weights {
@@ -16,9 +18,8 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 
 // Limits the process to 64 MiB of further mappings.
 void LimitAddressSpace() {
-  int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  const auto limit = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + (int64_t{64} << 20));
+  const auto limit =
+      static_cast<rlim_t>(testing::ReadMemoryUsage().mapped_bytes + 64 * testing::kMiB);
   const struct rlimit limits = {limit, RLIM_INFINITY};
   EXPECT_EQ(setrlimit(RLIMIT_AS, &limits), 0);
 }

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "cpp/weights/weights_test_util.h"
+#include "support/process_usage.h"
 #include "support/random_model.h"
 #include "weights/checksum.h"
 #include "weights/describe.h"
@@ -23,8 +24,7 @@ struct Bytes {
 Bytes GoodBytes(const proto::DecoderSpec& spec = SmallSpec()) {
   const auto image = BuildModel(spec);
   Bytes bytes{GraphOf(*image), ParamOf(*image), {}};
-  const Status status = weights::DecodeGraph(bytes.graph, &bytes.file);
-  if (!status.ok()) throw std::runtime_error(status.ToString());
+  Must(weights::DecodeGraph(bytes.graph, &bytes.file));
   return bytes;
 }
 
@@ -128,12 +128,6 @@ TEST(ModelReaderPaths, FollowsSymbolicLinksAndNamesTheFileInErrors) {
 }
 
 TEST(ModelReaderPaths, MappedPagesAreGivenBackAndReadAgain) {
-  const auto file_pages = [] {
-    std::ifstream statm("/proc/self/statm");
-    int64_t total = 0, resident = 0, shared = 0;
-    statm >> total >> resident >> shared;
-    return shared * sysconf(_SC_PAGESIZE);
-  };
   proto::DecoderSpec spec = SmallSpec();
   spec.set_vocab_size(1 << 20);
   const int64_t bytes = (int64_t{1} << 20) * spec.hidden_size() * 4;
@@ -145,11 +139,11 @@ TEST(ModelReaderPaths, MappedPagesAreGivenBackAndReadAgain) {
   ASSERT_GE(view.bytes, bytes);
   const auto* data = static_cast<const unsigned char*>(view.data);
   const std::vector<unsigned char> before(data, data + view.bytes);
-  const int64_t opened = file_pages();
+  const int64_t opened = ReadMemoryUsage().file_bytes;
   (*reader)->ReleasePages();
-  EXPECT_LE(file_pages(), opened - bytes * 9 / 10);
+  EXPECT_LE(ReadMemoryUsage().file_bytes, opened - bytes * 9 / 10);
   EXPECT_TRUE(std::equal(before.begin(), before.end(), data));
-  EXPECT_GE(file_pages(), opened - bytes / 10);
+  EXPECT_GE(ReadMemoryUsage().file_bytes, opened - bytes / 10);
 }
 
 TEST(ModelReaderPaths, AHugeGraphIsRefusedUnread) {

@@ -17,9 +17,7 @@ namespace {
 
 std::unique_ptr<ModelWriter> ImageWriter(const proto::DecoderSpec& spec,
                                          ThreadPool* pool = nullptr) {
-  auto writer = ModelWriter::Create(spec, {}, "", "", pool);
-  if (!writer.ok()) throw std::runtime_error(writer.status().ToString());
-  return std::move(writer).value();
+  return Must(ModelWriter::Create(spec, {}, "", "", pool));
 }
 
 void ExpectHoldsTheFormula(const ModelReader& reader) {

@@ -1,7 +1,6 @@
 #include "weights/param_store.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "support/temp_dir.h"
 #include "weights/file_io.h"
 
 namespace allspark::weights {
@@ -50,11 +50,6 @@ std::string Contents(const std::string& path) {
 
 class ParamStoreTest : public ::testing::Test {
  protected:
-  ParamStoreTest() : base_(::testing::TempDir() + "param_store_test_" + std::to_string(getpid())) {}
-  ~ParamStoreTest() override {
-    for (const char* ending : {".graph", ".param", ".whole"}) unlink((base_ + ending).c_str());
-  }
-
   // Writes all but one gap of `bytes` in small pieces, the last piece first.
   void WriteBackwards(const std::string& bytes, int64_t gap_begin, int64_t gap_end) {
     constexpr int64_t kPiece = 50000;
@@ -70,7 +65,8 @@ class ParamStoreTest : public ::testing::Test {
     ASSERT_TRUE((*store)->Finish("graph").ok());
   }
 
-  const std::string base_;
+  const testing::TempDir dir_;
+  const std::string base_ = dir_ / "model";
 };
 
 TEST_F(ParamStoreTest, WhatIsNotWrittenIsZero) {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -19,10 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "support/must.h"
+#include "support/temp_dir.h"
 #include "tensor/tensor_view.h"
 #include "weights/format.h"
 #include "weights/model_reader.h"
 #include "weights/model_writer.h"
+#include "weights/required_tensors.h"
 
 namespace allspark::testing {
 
@@ -188,9 +190,7 @@ inline Status AddRows(ModelWriter& writer, const RequiredTensor& tensor, int64_t
 }
 
 inline std::vector<RequiredTensor> Required(const proto::DecoderSpec& spec) {
-  Result<std::vector<RequiredTensor>> list = RequiredTensors(spec);
-  if (!list.ok()) throw std::runtime_error(list.status().ToString());
-  return std::move(list).value();
+  return Must(RequiredTensors(spec));
 }
 
 inline RequiredTensor TensorNamed(const proto::DecoderSpec& spec, const std::string& name) {
@@ -210,17 +210,13 @@ inline std::shared_ptr<const ModelImage> BuildModel(const proto::DecoderSpec& sp
   build.set_source("formula");
   (*build.mutable_options())["b"] = "2";
   (*build.mutable_options())["a"] = "1";
-  auto writer = ModelWriter::Create(spec, build, stem.empty() ? "" : stem + ".asgraph",
-                                    stem.empty() ? "" : stem + ".asparam", pool);
-  if (!writer.ok()) throw std::runtime_error(writer.status().ToString());
+  const auto writer = Must(ModelWriter::Create(spec, build, stem.empty() ? "" : stem + ".asgraph",
+                                               stem.empty() ? "" : stem + ".asparam", pool));
   for (const RequiredTensor& tensor : Required(spec)) {
     if (tensor.layout == proto::PANEL64_SCALE) continue;  // Comes with the weight.
-    const Status added = AddRows(**writer, tensor, 0, Rows(tensor), dtype);
-    if (!added.ok()) throw std::runtime_error(added.ToString());
+    Must(AddRows(*writer, tensor, 0, Rows(tensor), dtype));
   }
-  auto image = (*writer)->Finish();
-  if (!image.ok()) throw std::runtime_error(image.status().ToString());
-  return image.value();
+  return Must(writer->Finish());
 }
 
 // The stored form of `values`, element by element, as the README defines it.
@@ -270,32 +266,6 @@ inline std::string GraphOf(const ModelImage& image) { return std::string(image.g
 inline std::string ParamOf(const ModelImage& image) {
   return {reinterpret_cast<const char*>(image.param()), static_cast<size_t>(image.param_bytes())};
 }
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "weights-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-  std::vector<std::string> Files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::string path_;
-};
 
 inline std::string ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

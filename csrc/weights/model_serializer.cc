@@ -7,9 +7,9 @@
 
 #include "platform/home_process.h"
 #include "tensor/tensor_view.h"
-#include "weights/model_reader.h"
 #include "weights/model_writer.h"
 #include "weights/quantize.h"
+#include "weights/required_tensors.h"
 
 namespace allspark {
 namespace {
@@ -36,8 +36,7 @@ class ModelSerializerImpl final : public ModelSerializer {
  public:
   Status Open(std::string_view spec_bytes, std::string_view build_bytes,
               const std::string& graph_path, const std::string& param_path, bool search_scales) {
-    Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);
-    if (!spec.ok()) return spec.status();
+    AS_ASSIGN_OR_RETURN(const proto::DecoderSpec spec, ParseSpec(spec_bytes));
     proto::BuildRecord build;
     if (!build.ParseFromArray(build_bytes.data(), static_cast<int>(build_bytes.size()))) {
       return Status::InvalidArgument("build is no serialised BuildRecord");
@@ -47,24 +46,21 @@ class ModelSerializerImpl final : public ModelSerializer {
     } catch (const std::system_error&) {
       // No threads to be had: the writer works on the caller's alone.
     }
-    Result<std::unique_ptr<ModelWriter>> writer =
-        ModelWriter::Create(*spec, build, graph_path, param_path, pool_.get(), search_scales);
-    if (!writer.ok()) return writer.status();
-    writer_ = std::move(*writer);
+    AS_ASSIGN_OR_RETURN(writer_, ModelWriter::Create(spec, build, graph_path, param_path,
+                                                     pool_.get(), search_scales));
     return Status::Ok();
   }
 
   Status AddTensor(std::string_view name, int64_t row_begin, std::string_view dtype_name,
                    const std::vector<int64_t>& shape, const void* data) override {
     AS_RETURN_IF_ERROR(home_.Check("serializer"));
-    Result<DType> dtype = ParseDType(dtype_name);
-    if (!dtype.ok()) return dtype.status();
+    AS_ASSIGN_OR_RETURN(const DType dtype, ParseDType(dtype_name));
     if (shape.empty() || shape.size() > kMaxRank) {
       return Status::InvalidArgument("tensor '" + std::string(name) + "' has rank " +
                                      std::to_string(shape.size()) + "; it must be 1 to " +
                                      std::to_string(kMaxRank));
     }
-    TensorView view{.data = data, .dtype = *dtype, .rank = static_cast<int32_t>(shape.size())};
+    TensorView view{.data = data, .dtype = dtype, .rank = static_cast<int32_t>(shape.size())};
     int64_t stride = 1;
     for (size_t i = shape.size(); i-- > 0;) {
       view.dims[i] = shape[i];
@@ -122,12 +118,10 @@ Status QuantizeRows(const float* weight, int64_t rows, int64_t cols, int64_t bit
 }
 
 Result<std::vector<TensorRequirement>> RequiredTensors(std::string_view spec_bytes) {
-  Result<proto::DecoderSpec> spec = ParseSpec(spec_bytes);
-  if (!spec.ok()) return spec.status();
-  Result<std::vector<RequiredTensor>> required = RequiredTensors(*spec);
-  if (!required.ok()) return required.status();
+  AS_ASSIGN_OR_RETURN(const proto::DecoderSpec spec, ParseSpec(spec_bytes));
+  AS_ASSIGN_OR_RETURN(std::vector<RequiredTensor> required, RequiredTensors(spec));
   std::vector<TensorRequirement> requirements;
-  for (RequiredTensor& tensor : *required) {
+  for (RequiredTensor& tensor : required) {
     requirements.push_back({std::move(tensor.name), DTypeName(tensor.dtype),
                             static_cast<int>(tensor.layout), std::move(tensor.shape),
                             tensor.quantizable, std::move(tensor.modules)});
