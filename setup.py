@@ -50,7 +50,9 @@ def cmake_version() -> tuple[int, ...] | None:
 def build_tools() -> list[str]:
     """The build tools that pip must install because the system lacks them."""
     version = cmake_version()
-    tools = [] if version is not None and version >= CMAKE_MINIMUM else ["cmake>=3.25"]
+    tools = []
+    if version is None or version < CMAKE_MINIMUM:
+        tools.append(f"cmake>={'.'.join(map(str, CMAKE_MINIMUM))}")
     if shutil.which("ninja") is None:
         tools.append("ninja")
     return tools

@@ -6,8 +6,9 @@ cheap and needs neither torch nor transformers.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from allspark.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from allspark._allspark import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         GenerateRequestStatus,
         ModelState,
         RequestHandle,
+        __version__,
     )
     from allspark.detokenizer import Detokenizer
     from allspark.engine import Engine, RoPEScaleMethod, TargetDevice
@@ -69,20 +71,11 @@ _HOMES = {
     "AsModelRuntimeConfigBuilder": "allspark.runtime_config",
     "TextElements": "allspark.text_queue",
     "TextQueue": "allspark.text_queue",
+    "__version__": "allspark._allspark",
 }
 
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        value: Any = importlib.import_module("allspark._allspark").__version__
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
-        raise AttributeError(f"module 'allspark' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+__all__ = list(_HOMES)
+__getattr__ = _lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

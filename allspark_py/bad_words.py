@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allspark import exit_gate
-from allspark.text_queue import to_words
+from allspark.text_options import to_words
 
 # Texts per call of the tokenizer. A call tokenises without the GIL and then builds its results with
 # it, so other threads wait for the results of one batch at most.

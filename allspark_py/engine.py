@@ -8,11 +8,8 @@ TypeError.
 from __future__ import annotations
 
 import enum
-import math
 import operator
 import os
-import re
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +27,6 @@ from allspark._allspark import (
     ModelState,
     NativeEngine,
     RequestHandle,
-    Status,
 )
 from allspark.generation_config import ASGenerationConfigBuilder
 from allspark.input_ids import input_ids_of, to_id_array
@@ -39,7 +35,7 @@ from allspark.request_starts import RequestStarts, Started, compile_grammar
 from allspark.request_stat import RequestStatInfo
 from allspark.result_queue import ResultQueue
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, TargetDevice
-from allspark.statuses import Handles, Statuses
+from allspark.statuses import Handles, Statuses, flattened
 from allspark.text_queue import TextQueue
 
 if TYPE_CHECKING:
@@ -305,18 +301,8 @@ class Engine:
             return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error))
         if request_handle is None:
             return self._statuses.of(self._native.sync_all_requests(model_name, timeout))
-        deadline = time.monotonic() + timeout / 1000
-
-        def sync(name: str, handle: RequestHandle) -> Status:
-            left = max(0, math.ceil(1000 * (deadline - time.monotonic())))
-            # The float is not exact: of the longest times more would be left than there was.
-            return self._native.sync_request(name, handle, min(left, timeout))
-
-        result = self._statuses.of_each(sync, model_name, request_handle)
-        if result == AsStatus.ALLSPARK_RUNTIME_ERROR:  # it names what was left for one of them
-            message = re.sub(r"within \d+ ms$", f"within {timeout} ms", self.last_error())
-            self._statuses.fail(result, message)
-        return result
+        handles = flattened(request_handle)
+        return self._statuses.of(self._native.sync_requests(model_name, handles, timeout))
 
     # -- LoRA adapters ---------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from allspark._allspark import GenerateConfig
 from allspark.bad_words import take_bad_words
-from allspark.input_ids import shown
-from allspark.text_queue import TextOptions
+from allspark.error_text import shown, wrong_type
+from allspark.text_options import TextOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,9 +54,7 @@ def _as_dict(config: Any) -> dict[str, Any]:
         return dict(config)
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
-    raise TypeError(
-        f"hf_gen_config is a {type(config).__name__}; it must be a dict or have to_dict()"
-    )
+    raise wrong_type("hf_gen_config", config, "a dict or have to_dict()")
 
 
 class ASGenerationConfigBuilder:
@@ -387,6 +385,37 @@ class RequestConfig:
     response_format: Any = None
     bad_words: tuple[str, ...] = ()
 
+    @classmethod
+    def parse(cls, config: Any) -> RequestConfig:
+        """Accepts a builder, a dict, a GenerateConfig, or None for the defaults.
+
+        Raises:
+            ValueError: unknown key. TypeError: wrong type, of a field or of `config`.
+        """
+        if isinstance(config, GenerateConfig):
+            return cls(config)
+        if isinstance(config, ASGenerationConfigBuilder):
+            config = config.build()
+        if config is None:
+            config = {}
+        if not isinstance(config, Mapping):
+            expected = "an ASGenerationConfigBuilder or a dict"
+            raise wrong_type("the generation config", config, expected)
+        fields = dict(config)
+        for name, neutral in _NOT_SERVED.items():
+            value = fields.pop(name, neutral)
+            if value not in (None, neutral):
+                raise ValueError(f"{name} is {shown(value)}; only {neutral!r} is served")
+        text = TextOptions.take(fields)
+        bad_words = take_bad_words(fields)
+        n = _take_n(fields)
+        response_format = fields.pop("response_format", None)
+        _rename_early_stopping(fields)
+        native = GenerateConfig.from_dict(fields)
+        n = _settle_sequences(n, native)
+        _check_group(native, text, response_format)
+        return cls(native, text, n, response_format, bad_words)
+
     def sequences(self) -> list[GenerateConfig]:
         """The engine's part for each of the n sequences, with consecutive seeds."""
         if self.n == 1 or self.native.seed < 0:
@@ -466,45 +495,3 @@ def _check_group(native: GenerateConfig, text: TextOptions | None, response_form
         )
     if count > 1 and response_format is not None:
         raise ValueError(f"response_format is given; it must not be where {name} is {count}")
-
-
-class GenerationConfigAdapter:
-    """Turns what a caller passes as a generation config into the engine's own type."""
-
-    @staticmethod
-    def to_native(config: Any) -> GenerateConfig:
-        """The engine's part of a config; see parse."""
-        return GenerationConfigAdapter.parse(config).native
-
-    @staticmethod
-    def parse(config: Any) -> RequestConfig:
-        """Accepts a builder, a dict, a GenerateConfig, or None for the defaults.
-
-        Raises:
-            ValueError: unknown key. TypeError: wrong type, of a field or of `config`.
-        """
-        if isinstance(config, GenerateConfig):
-            return RequestConfig(config)
-        if isinstance(config, ASGenerationConfigBuilder):
-            config = config.build()
-        if config is None:
-            config = {}
-        if not isinstance(config, Mapping):
-            raise TypeError(
-                f"the generation config is a {type(config).__name__}; it must be an "
-                "ASGenerationConfigBuilder or a dict"
-            )
-        fields = dict(config)
-        for name, neutral in _NOT_SERVED.items():
-            value = fields.pop(name, neutral)
-            if value not in (None, neutral):
-                raise ValueError(f"{name} is {shown(value)}; only {neutral!r} is served")
-        text = TextOptions.take(fields)
-        bad_words = take_bad_words(fields)
-        n = _take_n(fields)
-        response_format = fields.pop("response_format", None)
-        _rename_early_stopping(fields)
-        native = GenerateConfig.from_dict(fields)
-        n = _settle_sequences(n, native)
-        _check_group(native, text, response_format)
-        return RequestConfig(native, text, n, response_format, bad_words)

@@ -25,16 +25,17 @@ from allspark.response_format import Grammar, to_grammar
 
 _T = TypeVar("_T")
 
-# Of a response_format, and of the grammar that it becomes. The grammar compiler follows chains of
-# rules and of $refs by recursion, and a stack overflow would end the process. The longest chain
-# that fits in this many characters (rules with one name each, as short as possible) takes less than
-# half of this stack. Untouched pages cost no memory.
+# Most characters of a response_format, and of the grammar made from it. The grammar compiler
+# follows chains of rules and of $refs by recursion, and a stack overflow would end the process. The
+# longest chain that fits in this many characters (rules with one name each, as short as possible)
+# takes less than half of this stack. Untouched pages cost no memory.
 MAX_GRAMMAR_CHARS = 1_000_000
 STACK_BYTES = 512 << 20
 _MAX_THREAD_WAIT_SECONDS = 1.0
 _stack_size_lock: threading.Lock
-# Of what the lexer builds: for its first state (for long grammars more), for one mask, and in all.
-# The library's own limits let 25 characters of a regular expression take two seconds and 190 MB.
+# Limits of llguidance's lexer: fuel for its first state (more for long grammars) and for one mask,
+# and the number of states. The library's own limits let 25 characters of a regular expression take
+# two seconds and 190 MB.
 _FIRST_FUEL = 200_000
 _FIRST_FUEL_PER_CHAR = 2
 _STEP_FUEL = 100_000
@@ -107,17 +108,13 @@ def yield_to_engine() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def _on_large_stack(function: Callable[[], _T], max_seconds: float | None = None) -> _T:
+def _on_large_stack(function: Callable[[], _T], max_seconds: float) -> _T:
     """Calls the function on a thread with a stack of STACK_BYTES; returns or raises as it does.
 
-    After `max_seconds` (None: _MAX_COMPILE_SECONDS) of a processor, or six times as long where
-    others take them, it raises ValueError, and the thread is left to itself.
+    After `max_seconds` of a processor, or six times as long where others take them, it raises
+    ValueError, and the thread is left to itself.
     """
-    max_wait = _MAX_WAIT_SECONDS
-    if max_seconds is None:
-        max_seconds = _MAX_COMPILE_SECONDS
-    else:
-        max_wait = max_seconds * _MAX_WAIT_SECONDS / _MAX_COMPILE_SECONDS
+    max_wait = max_seconds * _MAX_WAIT_SECONDS / _MAX_COMPILE_SECONDS
     future: Future[_T] = Future()
     clocks: list[int] = []  # of the thread's processor time
 
@@ -205,7 +202,7 @@ class Compiler:
     # Reading a large vocabulary takes a second, so it is done once per tokenizer.
     _of_tokenizer: weakref.WeakKeyDictionary[Any, Compiler] = weakref.WeakKeyDictionary()
     _of_tokenizer_lock: threading.Lock
-    # What callers bound more tightly, or less.
+    # Compile limits in seconds that `limit` has set, by tokenizer.
     _max_seconds: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     @classmethod
@@ -331,9 +328,11 @@ class Compiler:
         if grammar is None:
             return _Compiled(None, 0)
         tokenizer = self._tokenizer()
-        limit = None if tokenizer is None else self._max_seconds.get(tokenizer)
+        limit = _MAX_COMPILE_SECONDS
+        if tokenizer is not None:
+            limit = self._max_seconds.get(tokenizer, limit)
         matcher, seconds = _on_large_stack(lambda: self._build(grammar), limit)
-        if limit is not None and seconds > limit:  # it ended between two looks at the clock
+        if seconds > limit:  # it ended between two looks at the clock
             raise _too_slow(limit)
         if matcher.is_error():
             problems = [matcher.get_error()]

@@ -6,25 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from allspark.error_text import shown, wrong_type
 
 BYTES = (bytes, bytearray, memoryview)
 _MAX_INT64 = (1 << 63) - 1
-_MAX_SHOWN = 200
-
-
-def shown(value: Any) -> str:
-    """A value in a message: of a long one the beginning."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
-        return "of too many digits to show"
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-def wrong_type(name: str, value: Any, expected: str) -> TypeError:
-    """An exception that names an argument, its type and the expected type."""
-    what = "None" if value is None else f"a {type(value).__name__}"
-    return TypeError(f"{name} is {what}; it must be {expected}")
 
 
 def to_id_array(input_ids: Any) -> np.ndarray:
@@ -71,9 +56,14 @@ def input_ids_of(inputs: Any) -> Any:
     if "input_ids" not in inputs:
         raise ValueError(f"inputs has the keys {sorted(inputs)}; it must have 'input_ids'")
     input_ids = inputs["input_ids"]
-    if type(input_ids).__name__ == "PyCapsule":
+    if is_capsule(input_ids):
         return np.from_dlpack(DLPackCapsule(input_ids))
     return input_ids
+
+
+def is_capsule(value: Any) -> bool:
+    """Whether a value is a DLPack capsule."""
+    return type(value).__name__ == "PyCapsule"
 
 
 class DLPackCapsule:

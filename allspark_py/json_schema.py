@@ -22,9 +22,9 @@ from allspark.one_of import Prover
 
 # Nesting of lists and objects. The compiler's own reader stops at 128, and wraps the schema.
 MAX_DEPTH = 100
-# Of lists and objects. More of them do not fit in the longest grammar.
+# Most lists and objects in a value; more do not fit in the longest grammar.
 _MAX_VALUES = 1_000_000
-# In a schema. What the compiler does with them grows with the third power of their number.
+# Most patternProperties in a schema; compile time grows with the cube of their number.
 MAX_PATTERN_PROPERTIES = 100
 
 # Numbers must be above this. The compiler makes floats of them and then integers of 64 bits, which
@@ -33,7 +33,7 @@ NUMBER_BOUND = -(2**63) + 512
 
 # Exclusive bounds, the bounds that draft 4 makes exclusive with them, and where they lead.
 _EXCLUSIVE = {"exclusiveMinimum": ("minimum", 1), "exclusiveMaximum": ("maximum", -1)}
-# Of a number that the compiler reads without rounding.
+# Decimal digits of a number that the compiler reads without rounding.
 NUM_DIGITS = 15
 
 # What names properties of an object.
@@ -174,12 +174,12 @@ class _Writer:
             if keyword in _NAMING and value and node.get("additionalProperties") is not False:
                 self.is_open = True
             elif keyword == "minProperties":
-                _check_least(node, here)
+                _check_min_properties(node, here)
             if keyword in _SAY_NOTHING and _SAY_NOTHING[keyword](value):
                 continue
             if keyword in _VALUES:
                 if keyword in ("const", "enum"):
-                    self._look_at_values(value, here)
+                    self._check_values(value, here)
                 schema[keyword] = value
             elif keyword in _NAMED and isinstance(value, Mapping):
                 named = {n: self.written(s, (here, n)) for n, s in value.items()}
@@ -191,11 +191,12 @@ class _Writer:
             elif keyword in _EXCLUSIVE:
                 _check_number(value, here)
                 schema[keyword] = _exclusive(keyword, node)
-            elif keyword == "format" and isinstance(value, str) and not ENFORCED.get(value):
-                if value in ENFORCED:
-                    schema[keyword] = value
             elif keyword == "format" and isinstance(value, str):
-                parts.append(ENFORCED[value])
+                keywords = ENFORCED.get(value)  # None: an unknown format, which is dropped
+                if keywords:
+                    parts.append(keywords)
+                elif keywords is not None:
+                    schema[keyword] = value
             elif keyword == "oneOf" and self._is_any_of(node):
                 parts.append({"anyOf": self.written(value, here)})
             else:
@@ -215,17 +216,17 @@ class _Writer:
             raise ValueError(f"two patterns at {_pointer(place)} are the same")
         return patterns
 
-    def _look_at_values(self, value: Any, place: _Place) -> None:
-        """Of a constant and all that is in it."""
+    def _check_values(self, value: Any, place: _Place) -> None:
+        """Checks the numbers in a const or an enum, and notes control characters, at any depth."""
         _check_number(value, place)
         if isinstance(value, str) and _NEEDS_DIGITS.search(value):
             self._in_digits.append(place)
         elif isinstance(value, Mapping):
             for key, child in value.items():
-                self._look_at_values(child, (place, key))
+                self._check_values(child, (place, key))
         elif isinstance(value, list):
             for index, child in enumerate(value):
-                self._look_at_values(child, (place, index))
+                self._check_values(child, (place, index))
 
     def _is_any_of(self, schema: Mapping[str, Any]) -> bool:
         branches = schema["oneOf"]
@@ -242,7 +243,7 @@ def _check_number(value: Any, place: _Place) -> None:
         )
 
 
-def _check_least(schema: Mapping[str, Any], place: _Place) -> None:
+def _check_min_properties(schema: Mapping[str, Any], place: _Place) -> None:
     """Of minProperties: the compiler counts a further key as often as it is written."""
     least, required = schema["minProperties"], schema.get("required")
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allspark._allspark import AsModelConfig, AsStatus, LoraImage
+from allspark.error_text import wrong_type
 
 
 class LoraSources:
@@ -51,10 +52,7 @@ class LoraSources:
 
             lora = LoraAdapter(os.fspath(lora), model_spec(model_name))
         if not hasattr(lora, "serialize_to_memory"):
-            raise TypeError(
-                f"lora is a {type(lora).__name__}; it must be a path, a LoraAdapter, a LoraImage "
-                "or None"
-            )
+            raise wrong_type("lora", lora, "a path, a LoraAdapter, a LoraImage or None")
         return lora.serialize_to_memory()
 
     def forget(self, model_name: str) -> None:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from allspark.error_text import needs_extra
+
 if TYPE_CHECKING:
     from allspark.engine import Engine
 
@@ -18,9 +20,7 @@ def _prometheus_core() -> Any:
     try:
         from prometheus_client import core
     except ImportError as error:
-        raise ImportError(
-            "prometheus_client is not installed; pip install 'allspark[metrics]' brings it"
-        ) from error
+        raise ImportError(needs_extra("allspark.metrics", "metrics")) from error
     return core
 
 

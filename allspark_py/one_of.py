@@ -58,7 +58,7 @@ class Prover:
         self._root = root
         self._known: dict[int, _Facts] = {}  # by id() of a schema of the document
         self._work_left = _MAX_WORK
-        self._may_follow = not has_inner_ids(root)
+        self._may_follow = not _has_inner_ids(root)
 
     def is_disjoint(self, schema: Mapping[str, Any]) -> bool:
         """Whether the branches of the schema's `oneOf` exclude one another."""
@@ -201,7 +201,7 @@ class Prover:
         return self._merge(self._facts(schema, 0) for schema in member.properties.get(name, ()))
 
 
-def has_inner_ids(root: Schema) -> bool:
+def _has_inner_ids(root: Schema) -> bool:
     """Whether a part of the document may be a document of its own, so that '#' refers to that."""
     waiting = list(root.values()) if isinstance(root, Mapping) else []
     while waiting:

@@ -18,12 +18,9 @@ from allspark._allspark import (
 )
 from allspark.bad_words import to_token_sequences
 from allspark.detokenizer import open_decoding
-from allspark.generation_config import (
-    ASGenerationConfigBuilder,
-    GenerationConfigAdapter,
-    RequestConfig,
-)
-from allspark.input_ids import BYTES, shown, to_id_array, wrong_type
+from allspark.error_text import shown, wrong_type
+from allspark.generation_config import ASGenerationConfigBuilder, RequestConfig
+from allspark.input_ids import BYTES, to_id_array
 from allspark.ordered_starts import OrderedStarts
 from allspark.own_threads import schema_threads
 from allspark.result_queue import ResultQueue
@@ -78,7 +75,7 @@ class RequestStarts:
         except ValueError as error:
             return self._statuses.fail(AsStatus.ALLSPARK_PARAM_ERROR, str(error)), None, None
         try:
-            config = GenerationConfigAdapter.parse(generate_config)
+            config = RequestConfig.parse(generate_config)
             tokenizer = self._text_tokenizer(model, config)
             if config.bad_words:
                 self._bar_words(model, config)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import llguidance
 from allspark import json_schema, structural_format
+from allspark.error_text import wrong_type
 from allspark.structural_format import literal, quoted
 from llguidance.gbnf_to_lark import is_lark_syntax
 
@@ -26,7 +27,6 @@ _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,32}"}
 # The characters that may follow a backslash in a text, without an option of the schema.
 _ESCAPES = 'nrbtf\\"u'
 
-Schema = dict[str, Any]
 # Special tokens, by their text.
 SpecialTokens = Mapping[str, int]
 
@@ -101,7 +101,7 @@ def to_grammar(response_format: Any, special_tokens: SpecialTokens) -> Grammar |
 
 def _converted(response_format: Any, conversion: _Conversion) -> str | None:
     if not isinstance(response_format, Mapping):
-        raise _wrong_type("response_format", response_format, "a dict with the key 'type'")
+        raise wrong_type("response_format", response_format, "a dict with the key 'type'")
     kind = response_format.get("type")
     if not isinstance(kind, str) or kind not in _FORMS:
         known = ", ".join(map(repr, _FORMS))
@@ -139,16 +139,12 @@ def _is_any_of(fields: Mapping[str, Any]) -> bool:
     return True
 
 
-def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
-    return TypeError(f"{name} is a {type(value).__name__}; it must be {expected}")
-
-
 def _field(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], text: str) -> Any:
     """fields[key], which must have that type; `text` names the type in messages."""
     if key not in fields:
         raise ValueError(f"response_format lacks {key!r}")
     if not isinstance(fields[key], kind):
-        raise _wrong_type(f"response_format's {key!r}", fields[key], text)
+        raise wrong_type(f"response_format's {key!r}", fields[key], text)
     return fields[key]
 
 
@@ -160,7 +156,7 @@ def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> s
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise _wrong_type(name, schema, "a schema: a dict or its text")
+        raise wrong_type(name, schema, "a schema: a dict or its text")
     json_schema.check_depth(schema, name)
     try:
         # As the compiler will see it: keys are strings, tuples are lists.
@@ -169,7 +165,7 @@ def _strict(schema: Any, conversion: _Conversion, key: str = "json_schema") -> s
         raise ValueError(f"{name} is no JSON value: {error}") from error
     options = schema.pop("x-guidance", {})
     if not isinstance(options, Mapping):
-        raise _wrong_type(f"{name}: 'x-guidance'", options, "a dict")
+        raise wrong_type(f"{name}: 'x-guidance'", options, "a dict")
     blanks = _WHITESPACE if options.get("whitespace_flexible", True) else {}
     try:
         prepared = json_schema.prepare(schema, conversion.one_of_is_any_of)
@@ -212,7 +208,7 @@ def _choice(fields: Mapping[str, Any], _: _Conversion) -> str:
         raise ValueError("response_format's 'choice' is empty; it must have at least 1 str")
     for choice in choices:
         if not isinstance(choice, str):
-            raise _wrong_type("an element of response_format's 'choice'", choice, "a str")
+            raise wrong_type("an element of response_format's 'choice'", choice, "a str")
     # As a terminal: its compilation is linear in their lengths, that of a rule is quadratic.
     return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted(*choices)}")
 
@@ -296,7 +292,7 @@ def _format(fields: Mapping[str, Any], conversion: _Conversion) -> str:
         fields["format"],
         conversion.special_tokens,
         lambda schema, place: _strict(schema, conversion, place),
-        lambda response_format, _: _as_lark(response_format, conversion),
+        lambda response_format: _as_lark(response_format, conversion),
     )
     return llguidance.LLMatcher.grammar_from_lark(lark)
 

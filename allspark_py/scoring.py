@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from allspark import exit_gate
 from allspark._allspark import AsStatus, GeneratedElements
+from allspark.error_text import wrong_type
 from allspark.errors import AllSparkError
-from allspark.input_ids import BYTES, to_id_array, wrong_type
+from allspark.input_ids import BYTES, to_id_array
 from allspark.statuses import to_exception
 from allspark.unicode_text import check_unicode
 

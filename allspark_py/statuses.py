@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from allspark._allspark import AsStatus, RequestHandle, Status
+from allspark.error_text import wrong_type
 from allspark.errors import AllSparkError, OutOfMemoryError
-from allspark.input_ids import BYTES, wrong_type
+from allspark.input_ids import BYTES
 
 Handles: TypeAlias = "RequestHandle | Sequence[Handles]"
 
@@ -20,6 +21,20 @@ def to_exception(status: AsStatus, message: str) -> Exception:
     if status in (AsStatus.ALLSPARK_MEMORY_ERROR, AsStatus.ALLSPARK_CACHE_MEMORY_OUT):
         return OutOfMemoryError(message)
     return AllSparkError(message)
+
+
+def flattened(handles: Handles) -> list[RequestHandle]:
+    """One handle, or those of a list, which may hold lists.
+
+    Raises:
+        TypeError: what is given is no handle, or an element is none.
+    """
+    if isinstance(handles, RequestHandle):
+        return [handles]
+    # A str is made of strs without end.
+    if isinstance(handles, (str, *BYTES, Mapping)) or not isinstance(handles, Iterable):
+        raise wrong_type("request_handle", handles, "a RequestHandle or a list of them")
+    return [handle for element in handles for handle in flattened(element)]
 
 
 class Statuses:
@@ -44,19 +59,7 @@ class Statuses:
         return self.fail(status.as_status, status.message)
 
     def of_each(self, call: Callable[..., Status], model_name: str, handles: Handles) -> AsStatus:
-        """Applies a call to one handle or to all of a list; the first failure is returned.
-
-        Raises:
-            TypeError: what is given is no handle, or an element is none.
-        """
-        if isinstance(handles, RequestHandle):
-            return self.of(call(model_name, handles))
-        # A str is made of strs without end.
-        if isinstance(handles, (str, *BYTES, Mapping)) or not isinstance(handles, Iterable):
-            raise wrong_type("request_handle", handles, "a RequestHandle or a list of them")
-        result, message = AsStatus.ALLSPARK_SUCCESS, ""
-        for handle in handles:
-            status = self.of_each(call, model_name, handle)
-            if result == AsStatus.ALLSPARK_SUCCESS and status != result:
-                result, message = status, self.last_error()
-        return result if result == AsStatus.ALLSPARK_SUCCESS else self.fail(result, message)
+        """Applies a call to one handle or to all of a list; the first failure is returned."""
+        statuses = [call(model_name, handle) for handle in flattened(handles)]
+        failures = [status for status in statuses if not status.ok]
+        return self.of(failures[0]) if failures else AsStatus.ALLSPARK_SUCCESS

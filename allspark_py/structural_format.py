@@ -13,8 +13,8 @@ from typing import Any
 
 # Turns a schema into text for the compiler; the second argument names its place for messages.
 SchemaText = Callable[[Any, str], str]
-# Turns a response format into a Lark grammar; the same second argument.
-FormatText = Callable[[Any, str], str]
+# Turns a response format into a Lark grammar.
+FormatText = Callable[[Any], str]
 ANY = r"/(?s:.*)/"
 
 
@@ -172,7 +172,7 @@ class _Writer:
         return "%json " + self._schema_text(node["json_schema"], f"{place}.json_schema")
 
     def response_format(self, node: Mapping[str, Any], place: str) -> str:
-        lark = self._format_text(node["response_format"], f"{place}.response_format")
+        lark = self._format_text(node["response_format"])
         return self._rule(f"%lark {{\n{lark}\n}}")
 
     def regex(self, node: Mapping[str, Any], place: str) -> str:

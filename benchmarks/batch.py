@@ -43,10 +43,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=512)
     parser.add_argument("--output", type=int, default=64, help="tokens of each output")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, help="where the files of lines are; default: /tmp")
-    add_recording(parser)
+    add_recording(parser, rounds=3, work_dir=Path(tempfile.gettempdir()))
     return parser.parse_args()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,10 @@ import machine
 import record
 from allspark import AsStatus, Engine, HuggingFaceModel, ResultQueue, TargetDevice
 from allspark.runtime_config import AsModelRuntimeConfigBuilder, get_cache_mode_from_str
-from checkpoints import SHAPES, ensure_checkpoint
+from checkpoints import SHAPES, WORK_DIR, ensure_checkpoint, ensure_with_tokenizer
+from measure import MODEL, about
 from ours import PRECISIONS
 
-MODEL = "bench"
 # Arguments that do not affect what is measured.
 _NO_SETTINGS = ("json", "work_dir", "memory_dir", "program", "convert")
 
@@ -27,14 +26,15 @@ def make_parser(doc: str | None, rounds: int, precisions: bool = False) -> argpa
     parser.add_argument("--shape", default="0.5B", choices=SHAPES)
     if precisions:
         parser.add_argument("--precision", default="bf16", choices=PRECISIONS)
-    parser.add_argument("--rounds", type=int, default=rounds, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
-    add_recording(parser)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    add_recording(parser, rounds)
     return parser
 
 
-def add_recording(parser: argparse.ArgumentParser) -> None:
+def add_recording(parser: argparse.ArgumentParser, rounds: int, work_dir: Path = WORK_DIR) -> None:
+    """The arguments of all benchmarks that a Recorder keeps; `rounds`, `work_dir`: defaults."""
+    parser.add_argument("--rounds", type=int, default=rounds, help="medians are shown")
+    parser.add_argument("--work-dir", type=Path, default=work_dir, help="folder of what it makes")
     parser.add_argument("--json", type=Path, help="keeps every value in this file")
     parser.add_argument("--retries", type=int, default=2, help="of what others disturbed")
     parser.add_argument(
@@ -113,11 +113,8 @@ class BenchEngine:
         self, shape: str, work_dir: Path, tokenizer: Path | None
     ) -> HuggingFaceModel:
         """Serialises a checkpoint that has the tokenizer in this directory; None: one of bytes."""
-        directory = ensure_checkpoint(shape, work_dir / f"guided-{shape}")
-        if tokenizer is not None:
-            for path in tokenizer.glob("*token*"):
-                shutil.copy(path, directory)
-        return self.serialize(directory)
+        directory = work_dir / f"guided-{shape}"
+        return self.serialize(ensure_with_tokenizer(shape, directory, tokenizer))
 
     def start(
         self, builder: AsModelRuntimeConfigBuilder, threads: int, precision: str = "bf16"
@@ -130,9 +127,7 @@ class BenchEngine:
         self.expect(self.engine.start_model(config.model_name))
 
     def about(self, name: str = MODEL) -> dict[str, str]:
-        """The engine's version, and the kernel table of an installed model."""
-        isa = self.engine.get_as_engine_stat(name).kernel_table
-        return {"version": self.engine.get_version_full(), "isa": isa}
+        return about(self.engine, name)
 
     def start_requests(
         self, prompts: Sequence[list[int]], configs: Iterable[Mapping[str, Any]]

@@ -9,6 +9,7 @@ without a tokenizer, so there is one with a token for each byte and one merge.
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+# Where environments, checkpoints and converted models are, unless --work-dir says otherwise.
+WORK_DIR = Path("/tmp/allspark-bench")
 _PIECE = 1 << 22  # Elements drawn at a time.
 
 
@@ -246,6 +249,15 @@ def ensure_checkpoint(
         _write_safetensors(file, shape.tensors(), seed, silent_from)
     _write_tokenizer(directory, shape.vocab_size)
     config_path.write_text(text)  # Written last: if it exists, the weights are complete.
+    return directory
+
+
+def ensure_with_tokenizer(shape: str, directory: Path, tokenizer: Path | None) -> Path:
+    """As ensure_checkpoint, with the tokenizer in this directory; None: one of bytes."""
+    ensure_checkpoint(shape, directory)
+    if tokenizer is not None:
+        for path in tokenizer.glob("*token*"):
+            shutil.copy(path, directory)
     return directory
 
 

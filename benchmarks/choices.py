@@ -168,10 +168,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=Path, default=questions, help="as `eval choices`")
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    add_recording(parser)
+    add_recording(parser, rounds=3)
     return parser.parse_args()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import figures
 from bench import ENGINES, TASKS, Bench, Unfit, render, say
-from checkpoints import SHAPES
+from checkpoints import SHAPES, WORK_DIR
 from machine import MOST_OTHERS
 from peers import process_tree
 from record import RESULTS, read
@@ -49,7 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chunk", type=int, default=0, help="our prefill chunk, 0: the default")
     parser.add_argument("--divisor", type=int, default=1, help="shortens requests, for a try")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--work-dir", type=Path, default=WORK_DIR)
     parser.add_argument("--output-dir", type=Path, help="default: results/KIND-OF-MACHINE")
     parser.add_argument("--name", default="engines", help="of the result files")
     parser.add_argument("--note", default="", help="a remark for the report")

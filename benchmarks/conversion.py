@@ -396,14 +396,12 @@ def measure_all(options: argparse.Namespace, recorder: Recorder) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--shape", default="1B", choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
-    add_recording(parser)
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), help="of a tmpfs")
     parser.add_argument(
-        "--work-dir", type=Path, default=Path(tempfile.gettempdir()),
-        help="for what has no room in --memory-dir",
+        "--memory-dir", type=Path, default=Path("/dev/shm"),
+        help="of a tmpfs; what has no room there is in --work-dir",
     )  # fmt: skip
+    add_recording(parser, rounds=1, work_dir=Path(tempfile.gettempdir()))
     parser.add_argument("--convert", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.convert:

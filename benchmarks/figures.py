@@ -6,6 +6,7 @@ from one commit. A test compares the documents with these, and finds figures in 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -84,34 +85,61 @@ def _shapes(result: Result) -> list[str]:
     return [shape for shape in result.shapes if set(_SHOWN) & set(result.ours(shape))]
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A figure of a shape."""
+
+    result: Result
+    shape: str
+    metric: str
+
+    @property
+    def kind(self) -> str:
+        return self.result.record["machine"]["kind"]
+
+    def begin(self) -> list[str]:
+        """The cells that say what the row is about."""
+        cores = self.result.record["machine"]["cores"]
+        machine = f"{self.kind}, {cores} cores"
+        return [machine, SHAPES[self.shape].title, _row_title(self.metric)]
+
+
+def _rows(
+    results: Results, metrics: tuple[str, ...], labels: tuple[str, ...] = ()
+) -> Iterator[_Row]:
+    """Those of which one of `labels` has a value; none given: any precision of ours."""
+    for source in results.of("engines"):
+        result = Result(source.record)
+        for shape, metric in itertools.product(_shapes(result), metrics):
+            if any(result.values(shape, label, metric) for label in labels or result.ours(shape)):
+                yield _Row(result, shape, metric)
+
+
+def _one_table(header: list[str], rows: list[list[str]], folder: Path) -> list[str]:
+    if not rows:
+        return _missing("python benchmarks/compare.py")
+    page = _link(ROOT / "benchmarks" / "README.md", folder)
+    where = f"Dates, commits and the engines that took part: [all rows]({page}#figures)."
+    return [*table(["machine", "shape", "figure", *header], rows), where, ""]
+
+
 def headline(results: Results, folder: Path) -> list[str]:
     """A few rows of the first shape, for each kind of machine."""
-    lines: dict[str, list[str]] = {}
-    for source in results.of("engines"):
-        result, kind = Result(source.record), source.record["machine"]["kind"]
-        for shape in _shapes(result):
-            rows = _peer_rows(result, shape, _HEADLINE)
-            if rows and kind not in lines:
-                header = [f"{SHAPES[shape].title} on {kind}", *_ours_shown(result, shape)]
-                lines[kind] = [origin(source.record), ""]
-                lines[kind] += [*table([*header, "best peer"], rows), beside(result, shape), ""]
-    written = [line for each in lines.values() for line in each]
-    return written or _missing("python benchmarks/compare.py")
-
-
-def _ours_shown(result: Result, shape: str) -> list[str]:
-    return [label for label in result.ours(shape) if label in _SHOWN]
-
-
-def _peer_rows(result: Result, shape: str, metrics: tuple[str, ...]) -> list[list[str]]:
+    first: dict[str, tuple[Result, str]] = {}
     rows = []
-    for metric in metrics:
-        ours = _ours_shown(result, shape)
-        if not any(result.values(shape, label, metric) for label in ours):
-            continue
-        cells = [cell(result, shape, label, metric, with_range=False) for label in ours]
-        rows.append([_row_title(metric), *cells, best_peer_cell(result, shape, metric)])
-    return rows
+    for row in _rows(results, _HEADLINE, _SHOWN):
+        if first.setdefault(row.kind, (row.result, row.shape)) == (row.result, row.shape):
+            rows.append(row)
+    labels = [label for label in _SHOWN if any(label in row.result.ours(row.shape) for row in rows)]
+    cells = [
+        [
+            *row.begin(),
+            *(cell(row.result, row.shape, label, row.metric, with_range=False) for label in labels),
+            best_peer_cell(row.result, row.shape, row.metric),
+        ]
+        for row in rows
+    ]
+    return _one_table([*labels, "best peer"], cells, folder)
 
 
 def _row_title(metric: str) -> str:
@@ -142,22 +170,11 @@ def engines(results: Results, folder: Path) -> list[str]:
 
 def expected(results: Results, folder: Path) -> list[str]:
     """What users can expect from each precision."""
-    lines: list[str] = []
-    for source in results.of("engines"):
-        result = Result(source.record)
-        for shape in _shapes(result):
-            ours = result.ours(shape)
-            rows = [
-                [_row_title(metric), *(_plain(result, shape, label, metric) for label in ours)]
-                for metric in _EXPECTED
-                if any(result.values(shape, label, metric) for label in ours)
-            ]
-            if not rows:
-                continue
-            title = f"{SHAPES[shape].title} on {source.record['machine']['kind']}"
-            names = [_form(label) for label in ours]
-            lines += [origin(source.record), "", *table([title, *names], rows)]
-    return lines or _missing("python benchmarks/compare.py")
+    rows = list(_rows(results, _EXPECTED))
+    measured = dict.fromkeys(label for row in rows for label in row.result.ours(row.shape))
+    labels = sorted(measured, key=is_over_http)
+    cells = [[*row.begin(), *(_plain(row, label) for label in labels)] for row in rows]
+    return _one_table([_form(label) for label in labels], cells, folder)
 
 
 def _form(label: str) -> str:
@@ -166,8 +183,8 @@ def _form(label: str) -> str:
     return f"{precision}, over HTTP" if is_over_http(label) else precision
 
 
-def _plain(result: Result, shape: str, label: str, metric: str) -> str:
-    value, figure = result.median(shape, label, metric), figure_of(metric)
+def _plain(row: _Row, label: str) -> str:
+    value, figure = row.result.median(row.shape, label, row.metric), figure_of(row.metric)
     return "–" if value is None else f"{value * figure.scale:,.{figure.digits}f}"
 
 

@@ -21,6 +21,7 @@ import figures
 import machine
 from bench import TASKS
 from bench_engine import about_engine
+from checkpoints import WORK_DIR
 from record import RESULTS, command_of, commit_of, is_modified, read
 from workloads import shared_data
 
@@ -39,7 +40,8 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "server_start": ["server_start.py", *rounds],
         "server_speed": ["server_speed.py", "--rounds", str(4 * options.rounds)],
         "batch": ["batch.py", *rounds],
-        "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "16"],
+        # Few tokens a line, since a line's own cost counts most then; and it takes hours as it is.
+        "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "4"],
         "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
         "quantizing": ["quantizing.py"],
@@ -84,7 +86,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=1800, help="of compare.py")
     parser.add_argument("--lock", type=Path, help="of compare.py")
     parser.add_argument("--only", help="names of results; default: all")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--work-dir", type=Path, default=WORK_DIR)
     parser.add_argument("--replace", action="store_true", help="results of another commit")
     parser.add_argument("--list", action="store_true", help="only say the commands")
     options = parser.parse_args(arguments)

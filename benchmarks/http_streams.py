@@ -33,9 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--output", type=int, default=256, help="tokens of each stream")
-    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    add_recording(parser)
+    add_recording(parser, rounds=5)
     return parser.parse_args()
 
 

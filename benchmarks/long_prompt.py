@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from allspark.bench.outcome import Outcome
 from allspark.bench.workload import Lengths, Request, random_requests
 from allspark.remote.address import Address
 from bench_engine import Recorder, about_engine, add_recording
-from checkpoints import SHAPES, ensure_checkpoint
+from checkpoints import SHAPES, ensure_with_tokenizer
 from servers import own_server
 from verdicts import page
 
@@ -41,9 +40,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--newcomers", type=int, default=4, help="with short prompts")
     parser.add_argument("--delay", type=float, default=2.0,
                         help="seconds until the prompt arrives, and from then to each newcomer")
-    parser.add_argument("--rounds", type=int, default=1, help="medians are shown")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    add_recording(parser)
+    add_recording(parser, rounds=1)
     return parser.parse_args()
 
 
@@ -61,10 +58,8 @@ def gaps(outcomes: list[Outcome], begin: float, end: float) -> list[float]:
 class Bench:
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.model = ensure_checkpoint(options.shape, options.work_dir / f"long-{options.shape}")
-        if options.tokenizer is not None:
-            for path in options.tokenizer.glob("*token*"):
-                shutil.copy(path, self.model)
+        directory = options.work_dir / f"long-{options.shape}"
+        self.model = ensure_with_tokenizer(options.shape, directory, options.tokenizer)
         from allspark.pipeline.model_source import open_tokenizer
 
         self._tokenizer = open_tokenizer(str(self.model))

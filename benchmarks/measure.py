@@ -27,6 +27,13 @@ Job = Mapping[str, Any]
 _ALONE = 32
 
 
+def about(engine: Engine, model: str = MODEL) -> dict[str, str]:
+    """The engine's version and the kernel table it uses; only an installed model knows the
+    latter."""
+    isa = engine.get_as_engine_stat(model).kernel_table
+    return {"version": engine.get_version_full(), "isa": isa}
+
+
 class Running(InProcess):
     """A started model."""
 
@@ -210,11 +217,8 @@ def gap(job: Job) -> dict[str, float]:
 
 
 def version(job: Job) -> dict[str, str]:
-    """The engine's version and the kernel table it uses; only an installed model knows the
-    latter."""
     running = Running(job)
-    stat = running.engine.get_as_engine_stat(MODEL)
-    result = {"version": running.engine.get_version_full(), "isa": stat.kernel_table}
+    result = about(running.engine)
     running.close()
     return result
 

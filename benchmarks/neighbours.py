@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bench
-from checkpoints import SHAPES
+from checkpoints import SHAPES, WORK_DIR
 from metrics import from_times
 from peers.base import Engine
 from workloads import make_workload
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
     parser.add_argument("--divisor", type=int, default=1, help="shortens prompt and output")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--work-dir", type=Path, default=WORK_DIR)
     options = parser.parse_args()
     contestants = [Contestant(name, options) for name in options.engines.split(",")]
     quiet: dict[str, list[float]] = {each.name: [] for each in contestants}

@@ -17,7 +17,7 @@ from allspark.pipeline.engine_config import PREFILL_POLICIES
 from bench import Contestant, prepared
 from bench_engine import Recorder, make_parser
 from checkpoints import SHAPES
-from measure import MODEL, Running
+from measure import Running, about
 from metrics import from_timelines
 from ours import Allspark
 from peers.worker import measure
@@ -58,9 +58,7 @@ class Bench:
                 running.serve([vars(request) for request in work.warm_up()])
 
     def about(self) -> dict[str, str]:
-        engine = next(iter(self.running.values())).engine
-        isa = engine.get_as_engine_stat(MODEL).kernel_table
-        return {"version": engine.get_version_full(), "isa": isa}
+        return about(next(iter(self.running.values())).engine)
 
     def measure(self, policy: str, work: Workload) -> dict[str, float]:
         waves = work.turn(next(self._turns), self._num_ids)

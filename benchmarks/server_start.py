@@ -31,9 +31,7 @@ _ENGINE = Path(__file__).with_name("engine_start.py")
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO, help="a folder in Hugging Face layout")
-    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    add_recording(parser)
+    add_recording(parser, rounds=5)
     return parser.parse_args()
 
 

@@ -26,10 +26,8 @@ import functools
 import gzip
 import itertools
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from allspark import TargetDevice
 from bench_engine import MODEL, BenchEngine, Recorder, make_parser
 from checkpoints import SHAPES, ensure_checkpoint
 from ours import PRECISIONS
+from workloads import shared_data
 
 _PROMPT = 32
 _COPIED = 512
@@ -145,8 +144,7 @@ def data_prompts(name: str, count: int) -> list[Ids]:
     """The first texts of a file of ALLSPARK_SHARED_DATA/prompts, as tokens of qwen2.5."""
     from tokenizers import Tokenizer
 
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    data = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+    data = shared_data()
     (path,) = (data / "prompts").glob(f"{name}*")
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()

@@ -28,12 +28,10 @@ def measure(program: Path, streams: int, threads: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="medians are shown")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, choices=STREAMS)
     parser.add_argument("--program", type=Path, default=PROGRAM)
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
-    add_recording(parser)
+    add_recording(parser, rounds=5)
     options = parser.parse_args()
     if not options.program.is_file():
         parser.error(f"there is no {options.program}; scripts/bench.sh engine builds it")

@@ -218,12 +218,16 @@ def batch_memory(values: Values) -> float:
     return values["above_engine_mb" if "above_engine_mb" in values else "grown_mb"]
 
 
+# As the documents call the kinds of records.
+LINES = {"own lines": "prompt lines", "requests": "request lines"}
+
+
 def batch(record: Record) -> list[str]:
     def row(kind: str) -> list[str]:
         pairs = beside(record, {"kind": kind}, {"kind": "sdk"})
         ratios = [own["tok_s"] / sdk["tok_s"] for own, sdk in pairs]
         return [
-            kind,
+            LINES.get(kind, kind),
             _median(record, lambda v: v["tok_s"], "{:,.1f}", kind=kind),
             f"{statistics.median(ratios):.3f}" if ratios else "–",
             _median(record, lambda v: v["cpu_ms"], "{:,.3f}", kind=kind),

@@ -22,6 +22,8 @@ import sys
 import time
 from pathlib import Path
 
+from checkpoints import WORK_DIR
+
 # By workload: what its requests are shortened by, so that a turn takes a second or two.
 DIVISORS = {"single": 8, "b32": 16, "mixed": 16, "long": 32}
 _NUM_IDS = 7000
@@ -121,7 +123,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shape", default="0.5B")
-    parser.add_argument("--work-dir", type=Path, default=Path("/tmp/allspark-bench"))
+    parser.add_argument("--work-dir", type=Path, default=WORK_DIR)
     options = parser.parse_args()
     workloads = options.workloads.split(",")
     if unknown := set(workloads) - set(DIVISORS):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .errors import CheckpointError
-from .native import RequiredTensor
+from .native import RequiredTensor, native, required_of
 from .notices import notice
 from .quantization import TABLES, MatrixWeight, Quantization
 from .quantized import (
@@ -151,7 +151,6 @@ def make_plan(
     described: DecoderDescription,
     checkpoint: Checkpoint,
     data_type: str,
-    required_tensors: Callable[[bytes], list[RequiredTensor]],
     quantization: Quantization | None = None,
 ) -> Plan:
     """Checks that decoder and checkpoint make a complete model of ``data_type``, and that it can be
@@ -160,11 +159,11 @@ def make_plan(
     config, architecture = described.config, described.architecture
     computed = dict(described.computed)
     spec = described.spec(data_type)
-    required = [RequiredTensor(*tensor) for tensor in required_tensors(spec.SerializeToString())]
+    required = required_of(spec)
     named = architecture.arranged(checkpoint.tensors, spec)
     rules = expand(architecture.weights, spec.num_layers, spec.num_experts, named)
     tensors = without_idle_biases(named, _sources(rules, required))
-    parts = resolve(architecture, spec.num_layers, required, tensors, computed, spec.num_experts)
+    parts = resolve(architecture, rules, required, tensors, computed)
     if quantization is not None:
         method = checkpoint.quant_method or checkpoint_method(config)
         quantization.check_method(method, is_quantized(tensors))
@@ -184,7 +183,7 @@ def make_plan(
         spec.weight_quant.extend(quantization.weight_quants(weights, spec.tie_embeddings))
     warn_of_dequantized(parts, [quant.tensor for quant in spec.weight_quant], data_type)
     if spec.weight_quant:
-        required_tensors(spec.SerializeToString())  # The engine's own checks, before data is read.
+        required_of(spec)  # The engine's own checks, before data is read.
     options = {"data_type": data_type, "fingerprint": fingerprint(config, checkpoint)}
     search = quantization is not None and quantization.searches(spec.weight_quant)
     if search:
@@ -236,13 +235,11 @@ def package_version() -> str:
     return "unknown"
 
 
-def write_model(
-    plan: Plan, writer_class: Callable[..., Any], graph_path: str = "", param_path: str = ""
-) -> Any:
+def write_model(plan: Plan, graph_path: str = "", param_path: str = "") -> Any:
     """Runs the plan. With empty paths it returns an image of the model in memory; otherwise it
     writes the files and returns None.
     """
-    writer = writer_class(
+    writer = native().ModelWriter(
         plan.spec.SerializeToString(),
         plan.build.SerializeToString(),
         graph_path,

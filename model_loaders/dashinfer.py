@@ -7,9 +7,9 @@ from typing import Any
 
 from .config import ModelConfig
 from .errors import CheckpointError, CheckpointNotFoundError
-from .export import read_graph
 from .llm import LLM
 from .lora import open_adapters
+from .serialised import read_graph
 
 
 class DashInferModel(LLM):
@@ -27,9 +27,8 @@ class DashInferModel(LLM):
         trust_remote_code: bool = False,
     ) -> None:
         super().__init__(pretrain_model_name_or_path, pretrain_model_name, trust_remote_code)
-        graph = _find_graph(Path(self.pretrain_model_name_or_path).expanduser())
-        self._graph = graph
-        self._model_files = (graph, graph.with_suffix(".asparam"))
+        self._graph = _find_graph(Path(self.pretrain_model_name_or_path).expanduser())
+        self._model_files = self.files
 
     @property
     def directory(self) -> Path:
@@ -43,13 +42,13 @@ class DashInferModel(LLM):
     def load_model(self, *args: Any, **kwargs: Any) -> DashInferModel:
         """Checks that both files exist; the engine maps them when the model is installed."""
         del args, kwargs
-        file = read_graph(self._graph)
-        param = self._graph.with_suffix(".asparam")
+        graph, param = self.files
+        file = read_graph(graph)
         if not param.is_file():
-            raise CheckpointNotFoundError(f"{param}: no such file; {self._graph.name} needs it")
+            raise CheckpointNotFoundError(f"{param}: no such file; {graph.name} needs it")
         if param.stat().st_size != file.param_bytes:
             raise CheckpointError(
-                f"{param}: {param.stat().st_size} bytes, {self._graph.name} says {file.param_bytes}"
+                f"{param}: {param.stat().st_size} bytes, {graph.name} says {file.param_bytes}"
             )
         return self
 

@@ -6,7 +6,10 @@ this package can still catch it by kind of error.
 
 from __future__ import annotations
 
-# Numeric codes of AsStatus, repeated here so that reading a checkpoint needs no native module.
+from typing import ClassVar
+
+# Numeric codes of AsStatus, repeated here so that importing this module does not load the native
+# one.
 UNKNOWN_ERROR = 1
 PARAM_ERROR = 2
 IO_ERROR = 3
@@ -15,13 +18,16 @@ IO_ERROR = 3
 class ModelSerializerException(RuntimeError):
     """A model could not be loaded or serialised.
 
-    ``code`` is the number of an ``AsStatus``; ``model_name`` the name the caller gave the model.
+    ``code`` is the number of an ``AsStatus``, by default the class's; ``model_name`` the name the
+    caller gave the model.
     """
 
-    def __init__(self, message: str, code: int = UNKNOWN_ERROR, model_name: str = "") -> None:
+    default_code: ClassVar[int] = UNKNOWN_ERROR
+
+    def __init__(self, message: str, code: int | None = None, model_name: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = self.default_code if code is None else code
         self.model_name = model_name
 
     def __str__(self) -> str:
@@ -33,8 +39,7 @@ class CheckpointError(ModelSerializerException, ValueError):
     the tensor.
     """
 
-    def __init__(self, message: str, code: int = IO_ERROR, model_name: str = "") -> None:
-        super().__init__(message, code, model_name)
+    default_code = IO_ERROR
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -46,8 +51,7 @@ class UnexplainedTensorError(CheckpointError):
     tensors.
     """
 
-    def __init__(self, message: str, code: int = PARAM_ERROR, model_name: str = "") -> None:
-        super().__init__(message, code, model_name)
+    default_code = PARAM_ERROR
 
 
 class ConfigError(ModelSerializerException, ValueError):
@@ -55,8 +59,7 @@ class ConfigError(ModelSerializerException, ValueError):
     field.
     """
 
-    def __init__(self, message: str, code: int = PARAM_ERROR, model_name: str = "") -> None:
-        super().__init__(message, code, model_name)
+    default_code = PARAM_ERROR
 
 
 class ConfigFieldMissingError(ConfigError, KeyError):
@@ -66,5 +69,4 @@ class ConfigFieldMissingError(ConfigError, KeyError):
 class UnsupportedModelError(ModelSerializerException, NotImplementedError):
     """The model is well-formed, but asks for something that the engine does not do yet."""
 
-    def __init__(self, message: str, code: int = PARAM_ERROR, model_name: str = "") -> None:
-        super().__init__(message, code, model_name)
+    default_code = PARAM_ERROR

@@ -47,7 +47,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     """
     check_link(path)
     # Without O_NONBLOCK, a pipe that nobody writes to is waited for.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | os.O_NONBLOCK
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CheckpointError(f"{path}: not a regular file")

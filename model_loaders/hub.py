@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from .companion_files import CODE, ENDINGS
 from .errors import CheckpointNotFoundError, ModelSerializerException
@@ -18,9 +18,9 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
+def local_directory(name_or_path: str, fetch: Callable[[str], Path]) -> Path:
     """``name_or_path`` if it is a directory; the directory of a GGUF file; otherwise the result of
-    ``download`` for the name.
+    ``fetch`` for the name.
 
     A name that looks like a path is never used as the name of a model on a hub.
     """
@@ -42,16 +42,33 @@ def local_directory(name_or_path: str, download: Callable[[str], Path]) -> Path:
     if not _HUB_NAME.fullmatch(name_or_path) or name_or_path.startswith("."):
         kind = "file" if str(name_or_path).endswith(".gguf") else "directory"
         raise CheckpointNotFoundError(f"{name_or_path}: no such {kind}")
-    return download(name_or_path)
+    return fetch(name_or_path)
 
 
-def _download(name: str, client: str, fetch: Callable[..., Any], with_code: bool) -> Path:
-    metadata = (*_METADATA, CODE) if with_code else _METADATA
+def download(
+    client: str,
+    name: str,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    with_code: bool = False,
+) -> Path:
+    """The directory of a model of the hub whose package is ``client``, which downloads it."""
     try:
-        directory = Path(fetch(name, (*metadata, _WEIGHTS[0])))
-        if not any(directory.glob(_WEIGHTS[0])):
-            directory = Path(fetch(name, (*metadata, _WEIGHTS[1])))
-        return directory
+        fetch = importlib.import_module(client).snapshot_download
+    except (ImportError, AttributeError) as error:
+        raise ModelSerializerException(
+            f"{name}: no such directory, and downloading needs the package {client!r} "
+            f"(docs/quick_start.md#installing): {error}"
+        ) from error
+    metadata = (*_METADATA, CODE) if with_code else _METADATA
+
+    def fetched(weights: str) -> Path:
+        patterns = [*metadata, weights]
+        return Path(fetch(name, revision=revision, cache_dir=cache_dir, allow_patterns=patterns))
+
+    try:
+        directory = fetched(_WEIGHTS[0])
+        return directory if any(directory.glob(_WEIGHTS[0])) else fetched(_WEIGHTS[1])
     except Exception as error:  # each client has its own: offline, not found, not allowed
         said, cause = str(error), str(error.__cause__ or "")
         # huggingface_hub before version 1 says only in the cause what the server answered.
@@ -59,49 +76,3 @@ def _download(name: str, client: str, fetch: Callable[..., Any], with_code: bool
         raise CheckpointNotFoundError(
             f"{name}: no such directory, and the download through {client} failed: {reason}"
         ) from error
-
-
-def download_from_huggingface(
-    name: str,
-    revision: str | None = None,
-    cache_dir: str | None = None,
-    with_code: bool = False,
-) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelSerializerException(
-            f"{name}: no such directory, and downloading needs the package 'huggingface_hub': "
-            f"{error}"
-        ) from error
-
-    def fetch(repo: str, patterns: Sequence[str]) -> str:
-        return snapshot_download(
-            repo, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns)
-        )
-
-    return _download(name, "huggingface_hub", fetch, with_code)
-
-
-def download_from_modelscope(
-    name: str,
-    revision: str | None = None,
-    cache_dir: str | None = None,
-    with_code: bool = False,
-) -> Path:
-    try:
-        from modelscope import snapshot_download
-    except ImportError as error:
-        raise ModelSerializerException(
-            f"{name}: no such directory, and downloading needs the package 'modelscope' "
-            f"(pip install 'allspark[modelscope]'): {error}"
-        ) from error
-
-    def fetch(repo: str, patterns: Sequence[str]) -> str:
-        return str(
-            snapshot_download(
-                repo, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns)
-            )
-        )
-
-    return _download(name, "modelscope", fetch, with_code)

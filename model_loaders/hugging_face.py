@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .checkpoint import Checkpoint, LoadFormat
 from .config import ModelConfig
@@ -24,16 +24,15 @@ from .convert import (
     write_model,
 )
 from .errors import PARAM_ERROR, ModelSerializerException, UnsupportedModelError
-from .export import Companions, is_current
 from .gguf import GgufFile, find_gguf, open_gguf, read_gguf, tokenizer_files
-from .hub import download_from_huggingface, download_from_modelscope, local_directory
+from .hub import download, local_directory
 from .llm import LLM
 from .lora import open_adapters
 from .meta_llama import is_meta, open_meta
-from .native import native
 from .notices import notice
 from .quantization import Quantization, parse_quantization
 from .quantized import checkpoint_format
+from .serialised import Companions, is_current
 from .storage import TensorEntry
 from .tokenizer import has_tokenizer, load_tokenizer
 
@@ -51,7 +50,7 @@ class HuggingFaceModel(LLM):
     with a checkpoint is downloaded, copied and executed only with ``trust_remote_code``.
     """
 
-    _download = staticmethod(download_from_huggingface)
+    _hub: ClassVar[str] = "huggingface_hub"  # its package
 
     def __init__(
         self,
@@ -85,8 +84,8 @@ class HuggingFaceModel(LLM):
         if self._directory is None:
             self._directory = local_directory(
                 self.pretrain_model_name_or_path,
-                lambda name: self._download(
-                    name, self._revision, self._download_dir, self.trust_remote_code
+                lambda name: download(
+                    self._hub, name, self._revision, self._download_dir, self.trust_remote_code
                 ),
             )
         return self._directory
@@ -308,7 +307,7 @@ class HuggingFaceModel(LLM):
             # not install it keeps it until the new one is registered.
             plan = self._plan(quantization)
             self._image = None
-            self._image = write_model(plan, native().ModelWriter)
+            self._image = write_model(plan)
             self._model_files = None
         self._lora_images.update(
             {name: adapter.serialize_to_memory() for name, adapter in adapters.items()}
@@ -378,7 +377,7 @@ class HuggingFaceModel(LLM):
         graph, param = self._files_in(target)
         with self._companions(target).written():
             if not keeps:
-                write_model(plan, native().ModelWriter, str(graph), str(param))
+                write_model(plan, str(graph), str(param))
         return graph, param
 
     def check_target(self, target: Path) -> None:
@@ -401,13 +400,7 @@ class HuggingFaceModel(LLM):
             raise ModelSerializerException(
                 "no model is loaded; call load_model() first", PARAM_ERROR, self.pretrain_model_name
             )
-        return make_plan(
-            self._decoder(),
-            self._checkpoint,
-            self.data_type,
-            native().required_tensors,
-            quantization,
-        )
+        return make_plan(self._decoder(), self._checkpoint, self.data_type, quantization)
 
     def _prepare_install(self, engine_model_name: str) -> None:
         # Images are stored under the name of the installed model, which may differ from the
@@ -446,4 +439,4 @@ class ModelScopeModel(HuggingFaceModel):
     is a local directory).
     """
 
-    _download = staticmethod(download_from_modelscope)
+    _hub = "modelscope"

@@ -70,7 +70,7 @@ class LLM:
         """The longest prompt and output together, in tokens, that the model was made for."""
         return int(self.decoder_spec().max_position)
 
-    # The base model of adapters.
+    # What the model is made of.
 
     def decoder_spec(self) -> Any:
         """The DecoderSpec message of the model."""

@@ -23,8 +23,8 @@ from .errors import CheckpointError, UnexplainedTensorError
 from .native import RequiredTensor, native, required_of
 from .notices import notice
 from .peft_config import PeftConfig
-from .spec import WEIGHT_DTYPES, expand, find_architecture, message_class
-from .storage import TensorEntry, as_float32, same_values
+from .spec import expand, find_architecture, message_class
+from .storage import FLOATS, TensorEntry, as_float32, same_values
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -200,9 +200,9 @@ class LoraAdapter:
     def _pair(self, name: str, entries: Mapping[str, TensorEntry]) -> AdapterPair:
         module, a, b = self._modules[name], entries["A"], entries["B"]
         for entry in (a, b):
-            if entry.dtype not in WEIGHT_DTYPES:
+            if entry.dtype not in FLOATS:
                 raise UnexplainedTensorError(
-                    f"{entry.where} has dtype {entry.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
+                    f"{entry.where} has dtype {entry.dtype}, expected {', '.join(FLOATS)}"
                 )
         rank = a.shape[0] if a.shape else 0
         for entry, shape in ((a, (rank, module.cols)), (b, (module.rows, rank))):
@@ -233,7 +233,7 @@ class LoraAdapter:
                 f"a whole weight of shape {list(entry.shape)}, the base model's has "
                 f"{list(original.shape)}; changed vocabularies are not supported",
             )
-        if entry.dtype not in WEIGHT_DTYPES or not same_values(entry, original):
+        if entry.dtype not in FLOATS or not same_values(entry, original):
             raise _unexplained(
                 entry,
                 "a whole weight that differs from the base model's; only adapters are supported",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .errors import ModelSerializerException
@@ -25,16 +22,8 @@ class RequiredTensor(NamedTuple):
     modules: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Native:
-    ModelWriter: Callable[..., Any]
-    required_tensors: Callable[[bytes], list[Any]]
-    LoraWriter: Callable[..., Any]
-    MappingWatch: Callable[..., Any]
-
-
-@functools.cache
-def native() -> Native:
+def native() -> Any:
+    """The module; the stub _allspark.pyi describes it."""
     try:
         import allspark._allspark as module
     except ImportError as error:
@@ -42,9 +31,7 @@ def native() -> Native:
             f"the native module of allspark cannot be imported: {error}; is the installation "
             "complete?"
         ) from error
-    return Native(
-        module.ModelWriter, module.required_tensors, module.LoraWriter, module.MappingWatch
-    )
+    return module
 
 
 def required_of(spec: Any) -> list[RequiredTensor]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from .config import ModelConfig, read_json_object
 from .errors import UnsupportedModelError
-from .linear_expression import check_expressions_count, compile_expression
 from .notices import notice
+from .re2_patterns import check_pattern_count, compile_pattern
 
 CONFIG_NAME = "adapter_config.json"
 
@@ -59,8 +59,8 @@ class PeftConfig:
         self.source = source
         self._check_kind()
         self._alpha = config.number("lora_alpha", above=-math.inf)
-        pattern = config.section("alpha_pattern") or ModelConfig({})
-        check_expressions_count(self._config, "alpha_pattern", len(pattern))
+        pattern = config.part("alpha_pattern")
+        check_pattern_count(self._config, "alpha_pattern", len(pattern))
         self._alpha_pattern = [
             (
                 self._regex("alpha_pattern", rf"(.*\.)?({name})"),
@@ -71,7 +71,7 @@ class PeftConfig:
         self._rank_stabilized = config.flag("use_rslora", False)
         self.weight_tying = config.flag("ensure_weight_tying", False)
         rank_field = "r" if "r" in config else "lora_r"
-        ranks = config.section("rank_pattern") or ModelConfig({})
+        ranks = config.part("rank_pattern")
         self._ranks = {ranks.integer(name) for name in ranks}
         if config.get(rank_field) is not None:
             self._ranks.add(config.integer(rank_field))
@@ -79,7 +79,7 @@ class PeftConfig:
         self._exclude = self._matcher("exclude_modules")
         self._layers = self._layer_numbers()
         layers = self._names("layers_pattern") or [r"[^.]*"]
-        check_expressions_count(self._config, "layers_pattern", len(layers))
+        check_pattern_count(self._config, "layers_pattern", len(layers))
         self._layer_patterns = [
             self._regex("layers_pattern", rf".*\.(?:{name})\.(?P<layer>\d+)\.") for name in layers
         ]
@@ -160,7 +160,7 @@ class PeftConfig:
 
     def _regex(self, field: str, pattern: str) -> Any:
         advice = "a list of modules' names is"
-        return compile_expression(self._config, field, pattern, advice)
+        return compile_pattern(self._config, field, pattern, advice)
 
     def _names(self, field: str) -> list[str] | None:
         value = self._config.get(field)

@@ -43,9 +43,7 @@ def rope_section(config: ModelConfig) -> tuple[ModelConfig, float]:
     transformers 4 writes ``rope_theta`` and ``rope_scaling``, transformers 5 one
     ``rope_parameters``.
     """
-    section = config.section("rope_scaling") or config.section("rope_parameters")
-    if section is None:
-        section = ModelConfig({}, f"{config.source}: rope_parameters")
+    section = config.section("rope_scaling") or config.part("rope_parameters")
     nested = [key for key in section if key.endswith("_attention")]
     if nested:
         raise UnsupportedModelError(
@@ -88,7 +86,7 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     for where in (config, section):
         if int(head_dim * _rotary_factor(where, rotary_dim / head_dim)) != rotary_dim:
             raise where.refuse("partial_rotary_factor", rotary_dim / head_dim)
-    kind = section.text("rope_type", section.text("type", "default"))
+    kind = _kind(section)
     if "long_factor" in section:  # Phi-3 has used several names for it.
         kind = "longrope"
     inv_freq = _base_inv_freq(theta, rotary_dim)
@@ -107,6 +105,11 @@ def compute_rope(config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
     raise UnsupportedModelError(
         f"{section.source}: rope_type is {kind!r}, supported are {', '.join(ROPE_TYPES)}"
     )
+
+
+def _kind(section: ModelConfig) -> str:
+    """The kind of scaling, under the newer name or the older one."""
+    return section.text("rope_type", section.text("type", "default"))
 
 
 def with_window_rope(rope: Rope, config: ModelConfig, head_dim: int, rotary_dim: int) -> Rope:
@@ -208,7 +211,7 @@ def score_scale(config: ModelConfig, head_dim: int) -> float:
     that is not in cosine and sine.
     """
     section, _ = rope_section(config)
-    kind = section.text("rope_type", section.text("type", "default"))
+    kind = _kind(section)
     if kind == "default" or not section.get("mscale_all_dim"):
         return float(head_dim**-0.5)
     scale = _yarn_scale(section.number("factor"), section.number("mscale_all_dim"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +26,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .native import RequiredTensor
-from .storage import TensorEntry
-
-# Element types a weight may have in a checkpoint; the writer converts them to the stored type.
-WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
+from .storage import FLOATS, TensorEntry, Tensors
 
 # In messages, names beyond these are counted, not listed.
 _MAX_NAMES = 8
@@ -37,7 +34,6 @@ _MAX_NAMES = 8
 
 # The decoder's order of a source's rows, computed from the DecoderSpec.
 RowOrder = Callable[[Any], NDArray[np.intp]]
-Tensors = Mapping[str, TensorEntry]
 
 
 @dataclass(frozen=True)
@@ -202,34 +198,31 @@ def expand(
 
 def resolve(
     architecture: Architecture,
-    num_layers: int,
+    rules: Iterable[Weight],
     required: Sequence[RequiredTensor],
-    tensors: Mapping[str, TensorEntry],
-    computed: Iterable[str] = (),
-    num_experts: int = 0,
+    tensors: Tensors,
+    computed: Collection[str] = (),
 ) -> list[Part]:
     """Plans a conversion: the parts in the order of the checkpoint's data.
 
-    ``computed`` names required tensors that do not come from the checkpoint. Raises
-    UnexplainedTensorError naming the tensors that no rule explains, that a rule needs and the
-    checkpoint lacks, or whose shape or type is wrong.
+    ``rules`` are the architecture's, expanded; ``computed`` names required tensors that do not come
+    from the checkpoint. Raises UnexplainedTensorError naming the tensors that no rule explains,
+    that a rule needs and the checkpoint lacks, or whose shape or type is wrong.
     """
-    missing_targets = {
-        tensor.name: tensor for tensor in required if tensor.name not in set(computed)
-    }
+    missing_targets = {tensor.name: tensor for tensor in required if tensor.name not in computed}
     explained: set[str] = set()
     absent: list[str] = []
     parts: list[Part] = []
     alternatives: dict[str, list[Weight]] = {}
-    for rule in expand(architecture.weights, num_layers, num_experts, tensors):
+    for rule in rules:
         alternatives.setdefault(rule.target, []).append(rule)
-    for name, rules in alternatives.items():
+    for name, choices in alternatives.items():
         target = missing_targets.pop(name, None)
         if target is None:
-            explained.update(*(rule.sources for rule in rules if rule.optional))
+            explained.update(*(rule.sources for rule in choices if rule.optional))
             continue
-        complete = (rule for rule in rules if all(source in tensors for source in rule.sources))
-        rule = next(complete, rules[0])
+        complete = (rule for rule in choices if all(source in tensors for source in rule.sources))
+        rule = next(complete, choices[0])
         explained.update(rule.sources)
         lacking = [source for source in rule.sources if source not in tensors]
         if lacking:
@@ -256,7 +249,7 @@ def resolve(
     return parts
 
 
-def _places(tensors: Mapping[str, TensorEntry]) -> list[str]:
+def _places(tensors: Tensors) -> list[str]:
     """The file of ``tensors``, or the directory if they are in several."""
     paths = {entry.file.path for entry in tensors.values()}
     return sorted({str(path if len(paths) == 1 else path.parent) for path in paths})
@@ -271,9 +264,9 @@ def _names(names: Iterable[str]) -> str:
 def _parts(rule: Weight, target: RequiredTensor, sources: Sequence[TensorEntry]) -> list[Part]:
     parts, rows = [], 0
     for source in sources:
-        if source.dtype not in WEIGHT_DTYPES:
+        if source.dtype not in FLOATS:
             raise UnexplainedTensorError(
-                f"{source.where} has dtype {source.dtype}, expected {', '.join(WEIGHT_DTYPES)}"
+                f"{source.where} has dtype {source.dtype}, expected {', '.join(FLOATS)}"
             )
         own = replace(rule, transposed=rule.transposed and not source.has_outputs_first)
         shape = source.shape[::-1] if own.transposed else source.shape

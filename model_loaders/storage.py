@@ -12,7 +12,7 @@ import errno
 import math
 import mmap
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +43,9 @@ ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("u1"),
 }
+
+# Those of weights and scales that are not quantised; the writer converts them to the stored type.
+FLOATS = ("float32", "float16", "bfloat16")
 
 # Tensors of models have few dimensions; more mean a damaged header.
 MAX_RANK = 8
@@ -92,7 +95,7 @@ class MappedFile:
 
     def release_pages(self, begin: int, end: int) -> None:
         """Releases the pages of [begin, end); they may still be read again."""
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is None:
             return
         first = begin - begin % mmap.PAGESIZE
         last = min(end, len(self._map))
@@ -144,6 +147,9 @@ class TensorEntry:
             array = np.lib.stride_tricks.as_strided(flat, self.shape, byte_strides, writeable=False)
         # A copy is made only of a tensor saved transposed, or at an unaligned address of the file.
         return np.require(array, requirements=["C", "A"])
+
+
+Tensors = Mapping[str, TensorEntry]  # by name
 
 
 def _no_mapping(size: int, error: OSError) -> str:

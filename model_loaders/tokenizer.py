@@ -16,8 +16,8 @@ from typing import Any
 
 from .companion_files import ENDINGS, TOKENIZER_FILES, named_templates, tokenizer_settings
 from .errors import CheckpointNotFoundError, ModelSerializerException
-from .expressions import backend_expressions, check_expressions, expressions_in
 from .files import MAX_COMPANION_BYTES, check_file, check_no_pointer, read_file
+from .tokenizer_expressions import backend_expressions, check_expressions, expressions_in
 
 # Classes of transformers that convert a SentencePiece model without torch. Since version 5 both are
 # the same; before it the first is not made of `tokenizers`, which guided decoding needs.

@@ -83,7 +83,7 @@ install_packages() {
   mapfile -t missing < <(missing_packages)
   [ "${#missing[@]}" -gt 0 ] || return 0
   say "system packages: ${missing[*]}"
-  as_root apt-get update -qq
+  as_root apt-get update -qq  # for apt-cache
   # Releases without clang 14 have a newer default.
   if ! apt-cache show clang-14 >/dev/null 2>&1; then
     missing=("${missing[@]/#clang-14/clang}")
@@ -93,6 +93,7 @@ install_packages() {
 }
 
 apt_install() {  # waits for the machine's own updates, which hold the lock for minutes
+  as_root apt-get update -qq || return 1
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq \
     --no-install-recommends "$@"
 }
@@ -201,35 +202,31 @@ install_torch() {
   set_done torch "$torch_version"
 }
 
-install_peft() {
-  is_done peft "$peft_version" && return 0
-  say "peft $peft_version, which slow tests compare with"
-  pip install -q "peft==$peft_version" || return 1  # The caller can do without it.
-  set_done peft "$peft_version"
-}
-
-install_modelscope() {
-  is_done modelscope "$modelscope_version" && return 0
-  say "modelscope $modelscope_version, whose downloads are tested against a local server"
-  pip install -q "modelscope==$modelscope_version" || return 1  # The caller can do without it.
-  set_done modelscope "$modelscope_version"
+install_pinned() {  # NAME VERSION WHY
+  is_done "$1" "$2" && return 0
+  say "$1 $2, $3"
+  pip install -q "$1==$2" || return 1
+  set_done "$1" "$2"
 }
 
 install_browser() {
   if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
     say "Chromium, in which the page of the server is tested"
-    as_root apt-get update -qq || return 1
     apt_install chromium chromium-driver || return 1
   fi
-  is_done selenium "$selenium_version" && return 0
-  pip install -q "selenium==$selenium_version" || return 1  # The caller can do without it.
-  set_done selenium "$selenium_version"
+  install_pinned selenium "$selenium_version" "which steers Chromium"
 }
 
 install_tmux() {
   command -v tmux >/dev/null && return 0
   say "tmux, in which the command chat is tested"
-  as_root apt-get update -qq && apt_install tmux
+  apt_install tmux
+}
+
+optional() {  # WHAT COMMAND...: tests do without what the command cannot install
+  local what="$1"
+  shift
+  "$@" || echo "setup.sh: WARNING: no $what here; its tests will be skipped" >&2
 }
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -239,9 +236,12 @@ if [ "$want_native" = 1 ] && [ "$(uname -m)" = x86_64 ] && ! has_aarch64; then
 fi
 make_venv
 if [ "$want_test" = 1 ]; then install_torch; fi
-if [ "$want_slow" = 1 ]; then install_peft || echo "setup.sh: WARNING: no peft here; its tests will be skipped" >&2; fi
-if [ "$want_slow" = 1 ]; then install_modelscope || echo "setup.sh: WARNING: no modelscope here; its tests will be skipped" >&2; fi
-if [ "$want_slow" = 1 ]; then install_browser || echo "setup.sh: WARNING: no Chromium here; its tests will be skipped" >&2; fi
-if [ "$want_slow" = 1 ]; then install_tmux || echo "setup.sh: WARNING: no tmux here; its test will be skipped" >&2; fi
-if [ "$want_slow" = 1 ]; then scripts/oracles.sh; fi
+if [ "$want_slow" = 1 ]; then
+  optional peft install_pinned peft "$peft_version" "which slow tests compare with"
+  optional modelscope install_pinned modelscope "$modelscope_version" \
+    "whose downloads are tested against a local server"
+  optional Chromium install_browser
+  optional tmux install_tmux
+  scripts/oracles.sh
+fi
 if [ "$want_package" = 1 ]; then install_package; fi

@@ -54,7 +54,7 @@ SAME_TESTS = {
     "ctest-asan-slow": "ctest-slow",
     "ctest-tsan-slow": "ctest-slow",
 }
-# ... the tests with this property, which tests/conftest.py gives to tests with that marker.
+# ... the tests with this property, which tests/python/conftest.py gives to tests with that marker.
 LEFT_OUT = {"pytest-fast": "torch", "pytest-lowest": "torch"}
 
 TABLE_NAMES = "|".join(sorted(TABLES, key=len, reverse=True))

@@ -10,7 +10,7 @@ from typing import Any
 from allspark.batch.answer import Answer, to_line
 from allspark.batch.lines import LineError
 from allspark.batch.origin import line_seed
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.pipeline import GenerationConfig, Response
 from allspark.pipeline.inputs import to_prompt
 from allspark.pipeline.pipe import Pipeline
@@ -18,8 +18,8 @@ from allspark.pipeline.pipe import Pipeline
 logger = logging.getLogger("allspark")
 
 # Tensors have no place in a line, and each line of a run has a seed of its own.
-NOT_SETTINGS = ("output_logits", "output_last_hidden_state", "random_seed")
 _NOT_FIELDS = ("output_logits", "output_last_hidden_state")
+NOT_SETTINGS = (*_NOT_FIELDS, "random_seed")
 _CONFIG_FIELDS = {field.name for field in dataclasses.fields(GenerationConfig)}
 
 

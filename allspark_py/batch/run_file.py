@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allspark.batch.output import OutputFile
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.whole_file import write_whole
 
 _VERSION = 1

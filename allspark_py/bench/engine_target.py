@@ -53,7 +53,7 @@ class EngineTarget:
             "ignore_eos": True,
             "max_length": self._model.session_len,
             "max_new_tokens": request.num_output,
-            "prompt_lookup_num_tokens": self._model.prompt_lookup_num_tokens,
+            "prompt_lookup_num_tokens": self._model.config.prompt_lookup_num_tokens,
         }
         return fields if self._adapter is None else {**fields, "lora_name": self._adapter}
 

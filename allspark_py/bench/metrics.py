@@ -14,6 +14,8 @@ import numpy as np
 from allspark.bench.outcome import Outcome
 
 PERCENTILES = (50, 75, 95, 99)
+# What a summary has of each latency.
+COLUMNS = ("mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max")
 # Latencies, with their names in tables.
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "gap", "e2e_ms": "E2E"}
 
@@ -66,14 +68,13 @@ def latencies(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 def summary(name: str, values: Sequence[float]) -> Values:
     """Mean, extremes and percentiles under NAME_mean, NAME_min, NAME_p50, ...; None without
     values."""
-    columns = ["mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
     if not values:
-        return {f"{name}_{column}": None for column in columns}
+        return {f"{name}_{column}": None for column in COLUMNS}
     found = [math.fsum(values) / len(values), min(values)]
     found += [percentile(values, percent) for percent in PERCENTILES]
     return {
         f"{name}_{column}": value
-        for column, value in zip(columns, [*found, max(values)], strict=True)
+        for column, value in zip(COLUMNS, [*found, max(values)], strict=True)
     }
 
 

@@ -12,11 +12,10 @@ from allspark.bench.load import Now
 from allspark.bench.outcome import Outcome, RequestFailed
 from allspark.bench.workload import Prompt, Request
 from allspark.remote.address import Address
-from allspark.remote.errors import RemoteError, message_of
+from allspark.remote.errors import CUT, NO_WORDS, RemoteError, message_of
 from allspark.remote.events import DONE, Delta, EventReader, delta_of, usage_of
 
 ENDPOINTS = {"chat": "/chat/completions", "completions": "/completions"}
-_CUT = "the connection ended in the middle of the answer"
 _EARLY = "the stream ended before the answer did"
 
 
@@ -123,7 +122,7 @@ class _Reader:
             return
         event = _to_object(payload)
         if event.get("error"):
-            raise RequestFailed(f"in the stream: {message_of(event) or 'an error without words'}")
+            raise RequestFailed(f"in the stream: {message_of(event) or NO_WORDS}")
         delta = _delta_of(event)
         if delta.has_output:
             self._outcome.times.append(arrived)
@@ -142,13 +141,13 @@ class _Reader:
             for payload in self._events.end():
                 self._event(payload, self._outcome.end)
             if not self._has_ended:
-                raise RequestFailed(_CUT if is_cut else _EARLY)
+                raise RequestFailed(CUT if is_cut else _EARLY)
             return
         body = b"".join(self._whole)
         if self._status != 200:
             raise RequestFailed(f"HTTP {self._status}: {RemoteError.of(self._status, body)}")
         if is_cut:
-            raise RequestFailed(_CUT)
+            raise RequestFailed(CUT)
         answer = _to_object(body)
         if answer.get("error"):
             raise RequestFailed(f"in the answer: {message_of(answer)}")

@@ -12,13 +12,13 @@ from typing import Any
 
 from allspark._allspark import __version__
 from allspark.bench.load import Run
-from allspark.bench.metrics import LATENCIES, PERCENTILES, Values, errors, figures
+from allspark.bench.metrics import COLUMNS, LATENCIES, Values, errors, figures
 from allspark.bench.outcome import Outcome
 
 # From here on the client may be what limits.
 BUSY = 0.8
 _GAPS = "; the gaps within a chunk are zero"
-# What is sent so much later than it was due is worth a remark.
+# Lateness from which the report has a note, in ms.
 _LATE_MS = 1.0
 _RATES = {
     "completed": "completed",
@@ -30,7 +30,6 @@ _RATES = {
     "output_tok_s": "output tokens/s",
     "total_tok_s": "all tokens/s",
 }
-_COLUMNS = ("mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max")
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ class Measurement:
 def tables(measurements: Sequence[Measurement]) -> str:
     """Rates, latencies in ms, and what a reader should know of them."""
     rates = [["", *_RATES.values()]]
-    rows = [["ms", "", *_COLUMNS]]
+    rows = [["ms", "", *COLUMNS]]
     for each in measurements:
         rates.append([each.title, *(_shown(each.values[name]) for name in _RATES)])
         title = each.title
         for name, shown in LATENCIES.items():
-            cells = [_shown(each.values[f"{name}_{column}"]) for column in _COLUMNS]
+            cells = [_shown(each.values[f"{name}_{column}"]) for column in COLUMNS]
             rows.append([title, shown, *cells])
             title = ""
     lines = [*_table(rates, 1), "", *_table(rows, 2), ""]

@@ -13,7 +13,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from allspark.input_ids import shown, wrong_type
+from allspark.error_text import shown, wrong_type
 
 from .encoding import encode_after_first_tokens
 from .interface import ChatTemplate, Messages
@@ -48,7 +48,7 @@ class BaseChatTemplate(ChatTemplate):
         eotool: str = "",
         capability: str = "chat",
         stop_words: Sequence[str] | None = None,
-        session_len: int | None = None,
+        session_len: int | None = None,  # LMDeploy's classes pass it; it has no effect
     ) -> None:
         """Raises TypeError and ValueError, which name the field and say what it must be."""
         self.system = system

@@ -108,7 +108,7 @@ def _chatml(newline: str = "\n", **fields: Any) -> dict[str, Any]:
     }
 
 
-def _vicuna(meta_instruction: str, session_len: int = 2048) -> dict[str, Any]:
+def _vicuna(meta_instruction: str) -> dict[str, Any]:
     return dict(
         meta_instruction=meta_instruction,
         eosys=" ",
@@ -117,44 +117,12 @@ def _vicuna(meta_instruction: str, session_len: int = 2048) -> dict[str, Any]:
         assistant="ASSISTANT: ",
         eoa="</s>",
         stop_words=["</s>"],
-        session_len=session_len,
-    )
-
-
-def _internlm(session_len: int = 2048) -> dict[str, Any]:
-    return dict(
-        system="<|System|>:",
-        meta_instruction=_INTERNLM,
-        eosys="\n",
-        user="<|User|>:",
-        eoh="\n",
-        assistant="<|Bot|>:",
-        eoa="<eoa>",
-        separator="\n",
-        stop_words=["<eoa>"],
-        session_len=session_len,
     )
 
 
 def _internlm2(meta_instruction: str) -> dict[str, Any]:
     stop_words = ["<|im_end|>", "<|action_end|>"]
-    return _chatml(meta_instruction=meta_instruction, stop_words=stop_words, session_len=32768)
-
-
-def _xcomposer(session_len: int) -> dict[str, Any]:
-    begin, end = "[UNUSED_TOKEN_146]", "[UNUSED_TOKEN_145]\n"
-    return dict(
-        system=f"{begin}system\n",
-        meta_instruction=_XCOMPOSER,
-        eosys=end,
-        user=f"{begin}user\n",
-        eoh=end,
-        assistant=f"{begin}assistant\n",
-        eoa=end,
-        separator="\n",
-        stop_words=["[UNUSED_TOKEN_145]"],
-        session_len=session_len,
-    )
+    return _chatml(meta_instruction=meta_instruction, stop_words=stop_words)
 
 
 def _llama2(meta_instruction: str) -> dict[str, Any]:
@@ -165,7 +133,6 @@ def _llama2(meta_instruction: str) -> dict[str, Any]:
         assistant=" [/INST] ",
         eoa="</s>",
         separator="<s>[INST] ",
-        session_len=4096,
     )
 
 
@@ -178,7 +145,17 @@ _LLAMA3 = dict(
     assistant="<|start_header_id|>assistant<|end_header_id|>\n\n",
     eoa="<|eot_id|>",
     stop_words=["<|eot_id|>", "<|end_of_text|>"],
-    session_len=8192,
+)
+_XCOMPOSER2 = dict(
+    system="[UNUSED_TOKEN_146]system\n",
+    meta_instruction=_XCOMPOSER,
+    eosys="[UNUSED_TOKEN_145]\n",
+    user="[UNUSED_TOKEN_146]user\n",
+    eoh="[UNUSED_TOKEN_145]\n",
+    assistant="[UNUSED_TOKEN_146]assistant\n",
+    eoa="[UNUSED_TOKEN_145]\n",
+    separator="\n",
+    stop_words=["[UNUSED_TOKEN_145]"],
 )
 _ULTRA = dict(
     system="User: ",
@@ -190,9 +167,8 @@ _ULTRA = dict(
     eoa="</s>",
     separator="\n",
     stop_words=["</s>"],
-    session_len=2048,
 )
-_MISTRAL = dict(user="[INST] ", eoh=" [/INST]", eoa="</s>", session_len=2048)
+_MISTRAL = dict(user="[INST] ", eoh=" [/INST]", eoa="</s>")
 _DEEPSEEK = dict(user="User: ", eoh="\n\n", assistant="Assistant: ", eoa="<｜end▁of▁sentence｜>")
 
 
@@ -211,8 +187,8 @@ def _path(*every: str, some: tuple[str, ...] = (), without: tuple[str, ...] = ()
 
 # In the order in which the rules are asked.
 _ROWS = (
-    _Row("base", {"session_len": 2048}),
-    _Row("llama", {"session_len": 2048}),
+    _Row("base"),
+    _Row("llama"),
     _Row("vicuna", _vicuna(_VICUNA), (_path("vicuna", without=("llava",)),)),
     _Row("wizardlm", _vicuna(_VICUNA), (_path("wizardlm"),)),
     _Row(
@@ -223,22 +199,30 @@ _ROWS = (
     ),
     _Row(
         "mini-gemini-vicuna",
-        _vicuna(_VICUNA, 4096),
+        _vicuna(_VICUNA),
         (_path(some=("mgm-7b", "mgm-13b", "mgm-34b", "mini-gemini-7b", "mini-gemini-13b")),),
         kind=UnspacedTemplate,
     ),
     _Row(
         "internlm",
-        _internlm(),
+        dict(
+            system="<|System|>:",
+            meta_instruction=_INTERNLM,
+            eosys="\n",
+            user="<|User|>:",
+            eoh="\n",
+            assistant="<|Bot|>:",
+            eoa="<eoa>",
+            separator="\n",
+            stop_words=["<eoa>"],
+        ),
         (_path("internlm", "chat", without=("internlm2", "internlm3", "internvl", "xcomposer")),),
-        ("internlm-chat", "internlm-chat-7b"),
+        ("internlm-chat", "internlm-chat-7b", "internlm-chat-7b-8k", "internlm-chat-20b"),
     ),
-    _Row("internlm-chat-20b", _internlm(8192)),
-    _Row("internlm-chat-7b-8k", _internlm(8192)),
-    _Row("internlm-20b", dict(capability="completion", session_len=4096)),
+    _Row("internlm-20b", dict(capability="completion")),
     _Row(
         "internlm2-7b",
-        dict(capability="completion", session_len=32768),
+        dict(capability="completion"),
         older=("internlm2-1_8b", "internlm2-20b"),
     ),
     _Row(
@@ -256,10 +240,10 @@ _ROWS = (
     ),
     _Row(
         "internlm-xcomposer2",
-        _xcomposer(4096),
+        _XCOMPOSER2,
         (_path("internlm", "xcomposer2", without=("4khd", "xcomposer2d5")),),
     ),
-    _Row("internlm-xcomposer2-4khd", _xcomposer(16384), (_path("internlm", "xcomposer2", "4khd"),)),
+    _Row("internlm-xcomposer2-4khd", _XCOMPOSER2, (_path("internlm", "xcomposer2", "4khd"),)),
     _Row("baichuan-base", older=("baichuan-7b",)),
     _Row(
         "baichuan2",
@@ -277,11 +261,7 @@ _ROWS = (
     _Row("llama3", _LLAMA3, (_path(some=("llama-3-", "llama3-")),), kind=Llama3Template),
     _Row(
         "qwen",
-        _chatml(
-            meta_instruction="You are a helpful assistant.",
-            stop_words=["<|im_end|>"],
-            session_len=8192,
-        ),
+        _chatml(meta_instruction="You are a helpful assistant.", stop_words=["<|im_end|>"]),
         (_path("qwen"),),
         ("qwen-7b", "qwen-14b"),
     ),
@@ -302,7 +282,6 @@ _ROWS = (
             user="### User:\n",
             eoh="\n\n",
             assistant="### Assistant:\n",
-            session_len=2048,
         ),
         (_path("solar"),),
         ("solar-70b",),
@@ -347,13 +326,13 @@ _ROWS = (
     ),
     _Row(
         "internvl-zh",
-        dict(user="<human>: ", eoh=" ", assistant="<bot>: ", eoa="</s>", session_len=4096),
+        dict(user="<human>: ", eoh=" ", assistant="<bot>: ", eoa="</s>"),
         (_path("internvl-chat", "v1-1"),),
         kind=UnspacedTemplate,
     ),
     _Row(
         "deepseek-vl",
-        dict(**_DEEPSEEK, meta_instruction=_DEEPSEEK_VL, eosys="\n\n", session_len=16384),
+        dict(**_DEEPSEEK, meta_instruction=_DEEPSEEK_VL, eosys="\n\n"),
         (_path("deepseek-vl", "chat", without=("deepseek-vl2",)),),
         kind=UnspacedTemplate,
     ),
@@ -373,7 +352,6 @@ _ROWS = (
             eoa="\n<|EOT|>",
             separator="\n",
             stop_words=["<|EOT|>"],
-            session_len=4096,
         ),
         (_path("deepseek-coder"),),
     ),
@@ -392,12 +370,12 @@ _ROWS = (
     _Row("dbrx", _chatml(meta_instruction=_DBRX), (_path("dbrx"),)),
     _Row(
         "llava-chatml",
-        _chatml("", meta_instruction="Answer the questions.", session_len=4096),
+        _chatml("", meta_instruction="Answer the questions."),
         (_path("llava", "v1.6-34b"),),
     ),
     _Row(
         "internvl-zh-hermes2",
-        _chatml("", meta_instruction="Answer the questions.", session_len=4096),
+        _chatml("", meta_instruction="Answer the questions."),
         (_path("internvl-chat", "v1-2"),),
     ),
     _Row(
@@ -435,8 +413,6 @@ OLDER_NAMES = frozenset(
         *(name for row in _ROWS for name in row.older),
         "baichuan-base",
         "internlm-20b",
-        "internlm-chat-20b",
-        "internlm-chat-7b-8k",
         "internlm2-7b",
     }
 )

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from allspark.input_ids import shown, wrong_type
+from allspark.error_text import shown, wrong_type
 
 from .builtin import OLDER_NAMES
 from .config import ChatTemplateConfig, is_json_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from allspark.input_ids import shown, wrong_type
+from allspark.error_text import shown, wrong_type
 
 from .base import BaseChatTemplate, check_capability, check_stop_words
 from .interface import ChatTemplate
@@ -77,14 +77,10 @@ class ChatTemplateConfig:
         template.name = self.model_name
         return template
 
-    def given_fields(self) -> dict[str, Any]:
-        """What is not None, beside the name."""
-        fields = dataclasses.asdict(self)
-        return {k: v for k, v in fields.items() if v is not None and k != "model_name"}
-
     def fields_for(self, cls: type[ChatTemplate]) -> dict[str, Any]:
         """The keywords for a class. Raises ValueError if it does not take one of them."""
-        fields = self.given_fields()
+        given = dataclasses.asdict(self)
+        fields = {k: v for k, v in given.items() if v is not None and k != "model_name"}
         parameters = inspect.signature(cls).parameters
         if "model_path" not in parameters:
             fields.pop("model_path", None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from allspark.input_ids import wrong_type
+from allspark.error_text import wrong_type
 
 from .interface import ChatTemplate
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allspark.input_ids import shown, wrong_type
+from allspark.error_text import shown, wrong_type
 
 from .base import check_continued, check_stop_words, check_variables
 from .encoding import encode_exactly

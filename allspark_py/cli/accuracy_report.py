@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench_flags import positive
+from .argument_types import positive
 from .output_files import settings_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from allspark.error_text import needs_extra
+
 from . import engine_flags, generation_flags, interrupt
 
-_INSTALL = "lines in OpenAI's form need the extra: pip install 'allspark[serve]'"
 _STOPPED = "stopped; the same command goes on from here"
 # Settings of the engine on which no output depends: a run may go on with others.
 _FREE = {
@@ -233,7 +234,8 @@ class _Run:
                 from allspark.serve.catalog import Catalog
                 from allspark.serve.state import ServerState
             except ImportError as error:
-                raise RuntimeError(f"{_INSTALL} ({error})") from None
+                problem = needs_extra("a line in OpenAI's form", "serve")
+                raise RuntimeError(f"{problem}: {error}") from None
             state = ServerState(Catalog([self._pipe.model]))
             self._requests = RequestLines(
                 state, self._run_name, self._created, self._options.seed

@@ -8,22 +8,19 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from allspark.error_text import needs_extra
+
 from . import engine_flags
+from .argument_types import json_object, not_negative, positive, positive_real
 from .bench_flags import (
     add_dataset_flags,
     add_result_flags,
     check_results,
-    json_object,
     measure_and_report,
-    not_negative,
-    positive,
-    positive_real,
     requests_of,
     warm_up_of,
 )
 from .remote_flags import add_remote_flags, to_remote
-
-_SERVE_INSTALL = "bench serve needs the extra: pip install 'allspark[serve]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +192,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         from allspark.bench.openai_target import Asking, OpenAITarget
     except ImportError as error:
-        raise RuntimeError(f"{_SERVE_INSTALL} ({error})") from None
+        raise RuntimeError(f"{needs_extra('bench serve', 'serve')}: {error}") from None
     from allspark.bench.cases import allow_connections
 
     remote = to_remote(options.base_url, options)

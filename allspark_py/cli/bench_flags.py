@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,64 +10,13 @@ from typing import Any
 
 from allspark.bench.workload import Lengths
 
-from .output_files import check_output_file
+from .argument_types import not_negative, positive
+from .output_files import check_output_file, settings_of
 
 _DEFAULT_INPUT = Lengths(512, 512)
 _DEFAULT_OUTPUT = Lengths(128, 128)
 # Requests before the clock starts: short, since they only open connections and load code.
 _WARM_UP = (Lengths(16, 16), Lengths(8, 8))
-# Options that are no settings of a measurement, or secret.
-_NO_SETTINGS = {"api_key", "command", "csv", "fail", "json", "plot"}
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    return _integer(text, 1)
-
-
-def not_negative(text: str) -> int:
-    """An integer of at least 0."""
-    return _integer(text, 0)
-
-
-def _integer(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value} is not at least {least}")
-    return value
-
-
-def positive_real(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
-def boolean(text: str) -> bool:
-    """True or False, in any case, or 1 or 0."""
-    values = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
-    return values[text.lower()]
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """An object in JSON."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return value
 
 
 def _lengths(text: str) -> Lengths:
@@ -217,9 +164,6 @@ def _report(measurements: Sequence[Any], options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given or have defaults."""
-    found = {
-        name: str(value) if isinstance(value, Lengths) else value
-        for name, value in vars(options).items()
-    }
-    return {k: v for k, v in sorted(found.items()) if v is not None and k not in _NO_SETTINGS}
+    """The options of the measurement, as JSON has them."""
+    found = settings_of(options)
+    return {k: str(v) if isinstance(v, Lengths) else v for k, v in found.items()}

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
+from allspark.remote.events import Usage
+
 from . import engine_flags
-from .talk import AnswerError, Counts, Talk
+from .talk import AnswerError, Talk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +57,7 @@ class PipelineBackend:
 
         self._rules = rules(GenerationConfig)
         self.name = pipe.model_name
-        self.counts = Counts()
+        self.counts = Usage()
         self._pipe = pipe
         self._adapter = adapter
         self._session = pipe.session()
@@ -80,8 +82,10 @@ class PipelineBackend:
         finally:
             pieces.close()
             response = self._session.response
-            self.counts = Counts(
-                response.input_token_len, response.cached_tokens, response.generate_token_len
+            self.counts = Usage(
+                prompt=response.input_token_len,
+                output=response.generate_token_len,
+                cached=response.cached_tokens,
             )
         if response.error_message is not None:
             raise AnswerError(response.error_message)

@@ -9,10 +9,10 @@ from typing import Any
 
 from allspark.remote.blocking import BlockingClient
 from allspark.remote.errors import RemoteError
-from allspark.remote.events import delta_of, usage_of
+from allspark.remote.events import Usage, delta_of, usage_of
 
 from .remote_flags import add_remote_flags, to_remote
-from .talk import AnswerError, Counts, Talk
+from .talk import AnswerError, Talk
 
 _OURS = ("messages", "stream", "n")
 
@@ -35,7 +35,7 @@ class RemoteBackend:
 
     def __init__(self, client: BlockingClient, model: str):
         self.name = f"{model} at {client.url}"
-        self.counts = Counts()
+        self.counts = Usage()
         self.messages: list[dict[str, Any]] = []
         self.settings: dict[str, Any] = {
             "model": model,
@@ -49,7 +49,7 @@ class RemoteBackend:
 
     def answer(self, question: str) -> Generator[str, None, None]:
         """Sends the conversation with the question."""
-        self.counts = Counts()
+        self.counts = Usage()
         asked = {"role": "user", "content": question}
         texts: list[str] = []
         is_whole = False
@@ -77,7 +77,7 @@ class RemoteBackend:
         is_reasoning = has_ended = False
         for event in self._client.events("/chat/completions", body):
             if (usage := usage_of(event)) is not None:
-                self.counts = Counts(usage.prompt, usage.cached, usage.output)
+                self.counts = usage
             delta = delta_of(event)
             has_ended = has_ended or delta.finish_reason is not None
             if delta.reasoning:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.unicode_text import read_text
 
 # Not for a file: where the file is, and what ends the command.

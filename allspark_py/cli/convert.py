@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lm-head", choices=WEIGHT_FORMATS, help="quantise the head")
     add("--embedding", choices=WEIGHT_FORMATS, help="quantise the embedding")
     add_report_flags(parser)
-    parser.set_defaults(fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

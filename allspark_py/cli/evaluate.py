@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import engine_flags, evaluate_layers
-from .bench_flags import not_negative, positive
+from .argument_types import not_negative, positive
 from .output_files import check_output_file, settings_of
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .bench_flags import positive
+from .argument_types import positive
 from .layer_progress import layer_progress
 from .output_files import settings_of
 from .quant_flags import add_checkpoint_flags, add_format_flags, formats_of

@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from allspark.model_loader import DashInferModel
-    from allspark.model_loader.export import engine_accepts, read_graph
     from allspark.model_loader.native import required_of
     from allspark.model_loader.quantization import weight_formats
+    from allspark.model_loader.serialised import engine_accepts, read_graph
 
     graph, param = DashInferModel(options.model).load_model().files
     file = read_graph(graph)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .accuracy_report import add_report_flags, check_report, report_texts, write_report
-from .bench_flags import boolean, not_negative, positive
+from .argument_types import boolean, not_negative, positive
 from .layer_progress import layer_progress
 from .made_model import show_model
 from .quant_flags import add_pattern_flags, patterns_of

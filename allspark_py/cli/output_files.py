@@ -6,14 +6,19 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-# Options that are no settings of a measurement.
-_NO_SETTINGS = {"command", "eval", "fail", "json", "markdown", "parser"}
+# Options that are no settings of a measurement, or secret.
+_NO_SETTINGS = {
+    "api_key", "command", "csv", "eval", "fail", "json", "markdown", "parser", "plot",
+}  # fmt: skip
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """The options that were given or have defaults."""
-    found = {k: v for k, v in sorted(vars(options).items()) if k not in _NO_SETTINGS}
-    return {k: v for k, v in found.items() if v not in (None, [], False)}
+    return {
+        name: value
+        for name, value in sorted(vars(options).items())
+        if name not in _NO_SETTINGS and value is not None and value is not False and value != []
+    }
 
 
 def check_output_file(flag: str, name: str | None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .bench_flags import not_negative
+from .argument_types import not_negative
 
 WEIGHT_FORMATS = ("int8", "uint8", "int4", "uint4")
 

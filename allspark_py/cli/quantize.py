@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .accuracy_report import add_report_flags, check_report, report_texts, write_report
-from .bench_flags import not_negative, positive, positive_real
+from .argument_types import not_negative, positive, positive_real
 from .layer_progress import layer_progress
 from .made_model import show_model
 from .quant_flags import WEIGHT_FORMATS, add_checkpoint_flags, add_format_flags, formats_of
@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dequantise a checkpoint that is quantised, instead of refusing it")  # fmt: skip
     add("--resume", action="store_true", help="go on after an interruption")
     add_report_flags(parser)
-    parser.set_defaults(fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ import resource
 import sys
 from pathlib import Path
 
+from allspark.error_text import needs_extra
+
 from . import engine_flags, interrupt, server_flags
 
 # The two forms of LMDeploy's command line, with their ports.
@@ -27,7 +29,6 @@ _PAGE_FLAGS = {
     "shutdown_timeout", "ssl", "log_level",
 }  # fmt: skip
 MAX_FILES = 1 << 16
-_INSTALL = "the server needs the extra: pip install 'allspark[serve]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from allspark.serve import relay, server  # noqa: F401
     except ImportError as error:
-        raise RuntimeError(f"{_INSTALL} ({error})") from None
+        raise RuntimeError(f"{needs_extra('the server', 'serve')}: {error}") from None
     form, given = _form(options)
     if options.server_port is None:
         options.server_port = _FORMS[form]

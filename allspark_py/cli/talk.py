@@ -10,10 +10,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from allspark.remote.events import Usage
 from allspark.unicode_text import check_unicode
 
 from . import interrupt
@@ -37,15 +37,6 @@ class AnswerError(RuntimeError):
     """A question got no answer, or only a part of one. It is not part of the conversation."""
 
 
-@dataclass
-class Counts:
-    """Tokens of an answer; None: nobody said."""
-
-    prompt: int | None = None
-    cached: int | None = None
-    output: int | None = None
-
-
 class Backend(Protocol):
     """What answers."""
 
@@ -53,7 +44,7 @@ class Backend(Protocol):
     # What /set sets, for the help.
     what_is_set: str
     # Of the last answer.
-    counts: Counts
+    counts: Usage
 
     def begin(self, system: str | None) -> None:
         """A new conversation."""
@@ -252,7 +243,7 @@ class Talk:
         self._say("a new conversation with this system prompt" if text else "a new conversation")
 
 
-def _stats(counts: Counts, seconds: float, first: float | None) -> str:
+def _stats(counts: Usage, seconds: float, first: float | None) -> str:
     asked = "an unknown number of tokens asked"
     if counts.prompt is not None:
         asked = f"{counts.prompt} tokens asked"

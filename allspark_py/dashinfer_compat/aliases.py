@@ -19,6 +19,7 @@ _NAMES = {
     "allspark.dashinfer_compat.engine": ("AsFileInfo", "Engine", "RequestStatInfo"),
     "allspark.dashinfer_compat.generation_config": (
         "ASGenerationConfigBuilder",
+        "GenerationConfigAdapter",
         "PromptTemplate",
         "VocabType",
     ),

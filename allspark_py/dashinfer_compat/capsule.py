@@ -25,10 +25,6 @@ _new.restype = ctypes.py_object
 _new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
-def is_capsule(value: Any) -> bool:
-    return type(value).__name__ == "PyCapsule"
-
-
 def read_capsule(capsule: Any) -> np.ndarray:
     """A copy of the tensor in a capsule, which stays as it was."""
     if not _is_valid(capsule, _NAME):  # a later version, or consumed: NumPy's error says which

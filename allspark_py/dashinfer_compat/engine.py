@@ -16,17 +16,18 @@ from allspark._allspark import (
     AsStatus,
     GeneratedElements,
     GenerateRequestStatus,
-    RequestHandle,
     __version__,
 )
-from allspark.dashinfer_compat.capsule import is_capsule, read_capsule
+from allspark.dashinfer_compat.capsule import read_capsule
 from allspark.dashinfer_compat.generation_config import to_fields
-from allspark.dashinfer_compat.not_served import not_served
 from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
 from allspark.dashinfer_compat.vocabulary import PlainVocabulary, Vocabulary
+from allspark.error_text import wrong_type
 from allspark.errors import AllSparkError
+from allspark.input_ids import is_capsule
+from allspark.not_served import not_served
 from allspark.request_starts import Started
-from allspark.statuses import Handles
+from allspark.statuses import Handles, flattened
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class Engine(allspark.engine.Engine):
             if not isinstance(vocabulary, PlainVocabulary) or vocabulary.tokens != tokens:
                 vocabulary = PlainVocabulary(dict(tokens))
         elif tokens is not None:
-            raise TypeError(f"vocab is a {type(tokens).__name__}; it must be a dict of tokens to "
-                            "ids, as a tokenizer's get_vocab() gives it")  # fmt: skip
+            expected = "a dict of tokens to ids, as a tokenizer's get_vocab() gives it"
+            raise wrong_type("vocab", tokens, expected)
         self._vocabulary = vocabulary
         if isinstance(vocabulary, PlainVocabulary):
             return _Tokenizer(vocabulary.ended_by(eos_token_id))
@@ -165,7 +166,7 @@ class Engine(allspark.engine.Engine):
 
     def get_file_information(self, asgraph_path: str, asparam_path: str) -> AsFileInfo:
         """Versions of a model's files. Raises ValueError for files that do not belong together."""
-        from allspark.model_loader.export import read_graph
+        from allspark.model_loader.serialised import read_graph
 
         file = read_graph(Path(asgraph_path))
         num_bytes = Path(asparam_path).stat().st_size
@@ -189,15 +190,13 @@ class Engine(allspark.engine.Engine):
         raise not_served("dump_build_meta_to_proto", "model loaders serialise checkpoints")
 
     def _queues_of(self, model_name: str, handles: Handles | None) -> list[ResultQueue]:
-        if isinstance(handles, RequestHandle):
-            queue = self._queues.get((model_name, handles.id))
-            return [] if queue is None else [queue]
         if handles is None:  # Queues whose tokens somebody is fetching stay as they are.
             with self._queues_lock:
                 queues = list(self._queues.items())
             of_model = [queue for (name, _), queue in queues if name == model_name]
             return [queue for queue in of_model if queue.finished and not queue.is_read]
-        return [queue for handle in handles for queue in self._queues_of(model_name, handle)]
+        found = [self._queues.get((model_name, handle.id)) for handle in flattened(handles)]
+        return [queue for queue in found if queue is not None]
 
 
 def _ids(elements: GeneratedElements | None) -> list[int]:

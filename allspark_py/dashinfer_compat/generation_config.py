@@ -10,8 +10,8 @@ import allspark.generation_config
 import allspark.prompt_utils
 from allspark._allspark import GenerateConfig
 from allspark.dashinfer_compat.keywords import keywords
-from allspark.dashinfer_compat.not_served import not_served
 from allspark.dashinfer_compat.runtime_config import to_bool
+from allspark.not_served import not_served
 
 _BOOLS = frozenset(name for name, kind, *_ in GenerateConfig.fields() if kind == "a bool")
 
@@ -47,6 +47,15 @@ class ASGenerationConfigBuilder(allspark.generation_config.ASGenerationConfigBui
         """Images are not served; None is accepted."""
         self.update({"mm_info": info})
         return self
+
+
+class GenerationConfigAdapter:
+    """Turns what a caller passes as a generation config into the engine's own type."""
+
+    @staticmethod
+    def to_native(config: Any) -> GenerateConfig:
+        """The engine's part of a config; see RequestConfig.parse."""
+        return allspark.generation_config.RequestConfig.parse(config).native
 
 
 class PromptTemplate(allspark.prompt_utils.PromptTemplate):

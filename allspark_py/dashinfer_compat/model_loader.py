@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import allspark.model_loader
+import yaml
 from allspark._allspark import AsModelConfig
 from allspark.dashinfer_compat.generation_config import ASGenerationConfigBuilder
-from allspark.dashinfer_compat.not_served import not_served
 from allspark.dashinfer_compat.runtime_config import AsModelRuntimeConfigBuilder
 from allspark.dashinfer_compat.vocabulary import Vocabulary
 from allspark.model_loader import LoadFormat
+from allspark.not_served import not_served
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM as _Base
@@ -49,7 +48,8 @@ class _Loader(_Base):
         """Writes the model's sizes, a runtime config and its generation config as YAML."""
         path = Path(output_path).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_yaml(self._describe()), encoding="utf-8")
+        text = yaml.safe_dump(self._describe(), sort_keys=False, allow_unicode=True)
+        path.write_text(text, encoding="utf-8")
         return self
 
     def _describe(self) -> dict[str, Any]:
@@ -87,20 +87,6 @@ _MODEL_FIELDS = (
     "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_theta", "sliding_window",
     "use_sliding_window", "vocab_size",
 )  # fmt: skip
-
-
-def to_yaml(fields: Mapping[str, Any], indent: str = "") -> str:
-    """Nested dicts as YAML; all other values are written as JSON."""
-    lines = []
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            lines.append(f"{indent}{name}:\n" + to_yaml(value, indent + "  "))
-            continue
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, float) and "." not in text:
-            text = text.replace("e", ".0e")  # YAML 1.1 reads 1e-05 as a string
-        lines.append(f"{indent}{name}: {text}\n")
-    return "".join(lines)
 
 
 class HuggingFaceModel(_Loader, allspark.model_loader.HuggingFaceModel):

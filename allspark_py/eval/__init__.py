@@ -42,5 +42,5 @@ _HOMES = {
     "write_accuracy": "allspark.eval.accuracy",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604
+__all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -215,13 +215,8 @@ def _top(logits: np.ndarray) -> NDArray[np.int64]:
 
 
 def _joined(parts: Sequence[TokenFigures]) -> TokenFigures:
-    return TokenFigures(
-        *(np.concatenate(values) for values in zip(*(_fields(part) for part in parts), strict=True))
-    )
-
-
-def _fields(part: TokenFigures) -> tuple[np.ndarray, ...]:
-    return tuple(vars(part).values())
+    fields = zip(*(vars(part).values() for part in parts), strict=True)
+    return TokenFigures(*(np.concatenate(values) for values in fields))
 
 
 def _comparison(

@@ -14,6 +14,7 @@ from allspark.model_loader import LLM
 from allspark.model_loader.convert import data_type_of
 from allspark.model_loader.native import required_of
 from allspark.model_loader.quantization import weight_formats
+from allspark.pipeline.model_source import sha256_of
 from allspark.pipeline.served_model import ServedModel
 
 
@@ -75,19 +76,11 @@ def facts_of(model: ServedModel, adapter: str | None = None) -> ModelFacts:
 def digest_of(files: Iterable[Path]) -> str:
     """The sha256 of a file. Of several, that of the lines that `sha256sum` prints for them in the
     order of their names, from within their folder."""
-    found = [(path.name, _sha256(path)) for path in sorted(files)]
+    found = [(path.name, sha256_of(path)) for path in sorted(files)]
     if len(found) == 1:
         return found[0][1]
     lines = "".join(f"{digest}  {name}\n" for name, digest in found)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _num_weights(spec: Any) -> int:

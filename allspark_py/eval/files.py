@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from allspark.input_ids import wrong_type
+from allspark.error_text import wrong_type
 from allspark.unicode_text import decode
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allspark.error_text import shown
 from allspark.errors import AllSparkError
-from allspark.input_ids import shown
 from allspark.pipeline.configs import GenerationConfig
 from allspark.pipeline.generation import to_fields
 from allspark.pipeline.runs import Job, run

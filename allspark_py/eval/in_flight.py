@@ -38,25 +38,18 @@ def results(
     """
     room = 2 * model.max_batch_size
     running: deque[tuple[_T, Any, Any]] = deque()
-    waiting = iter(items)
-    is_all_started = False
     try:
-        while True:
-            while not is_all_started and len(running) < room:
-                try:
-                    item = next(waiting)
-                except StopIteration:
-                    is_all_started = True
-                    break
+        for item in items:
+            if len(running) == room:
+                yield _finish(model, *running.popleft())
+            status, handle, queue = start(item)
+            while status == AsStatus.ALLSPARK_REQUEST_DENIED and running:  # too many wait
+                yield _finish(model, *running.popleft())
                 status, handle, queue = start(item)
-                while status == AsStatus.ALLSPARK_REQUEST_DENIED and running:  # too many wait
-                    yield _finish(model, *running.popleft())
-                    status, handle, queue = start(item)
-                if status != AsStatus.ALLSPARK_SUCCESS:
-                    raise to_exception(status, f"{item}: {model.engine.last_error()}")
-                running.append((item, handle, queue))
-            if not running:
-                return
+            if status != AsStatus.ALLSPARK_SUCCESS:
+                raise to_exception(status, f"{item}: {model.engine.last_error()}")
+            running.append((item, handle, queue))
+        while running:
             yield _finish(model, *running.popleft())
     finally:
         model.engine.release_request(model.name, [handle for _, handle, _ in running])

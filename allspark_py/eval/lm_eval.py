@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-_INSTALL = "allspark.eval.lm_eval needs the extra: pip install 'allspark[eval]'"
+from allspark.error_text import needs_extra
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
-        print(f"{_INSTALL} ({error})", file=sys.stderr)
+        print(f"{needs_extra('allspark.eval.lm_eval', 'eval')}: {error}", file=sys.stderr)
         return 1
     import allspark.eval.lm_eval_model  # noqa: F401  # registers it
 

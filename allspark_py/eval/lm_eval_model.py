@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401  # lm-eval's own, which a first registration would hide
+from allspark.error_text import shown
 from allspark.eval.continuations import likelihoods
 from allspark.eval.facts import facts_of
 from allspark.eval.generation import Generation, generate
 from allspark.eval.windows import ids_of
-from allspark.input_ids import shown
 from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.served_model import ServedModel
 from lm_eval.api.model import TemplateLM

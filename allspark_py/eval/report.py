@@ -78,10 +78,9 @@ def as_page(
     lines = [f"# {title}", "", *figures, "## What was measured", "", "| | |", "|---|---|"]
     facts = [*facts, _VERSION]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts]
-    given = [(name, value) for name, value in settings.items()]
-    if given:
+    if settings:
         lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
-        lines += [f"| `{name}` | {_cell(value)} |" for name, value in given]
+        lines += [f"| `{name}` | {_cell(value)} |" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -31,10 +31,6 @@ class Spread:
     percentiles: dict[str, float]
     largest: float
 
-    @property
-    def median(self) -> float:
-        return self.percentiles["50"]
-
 
 def mean(values: ArrayLike) -> Estimate:
     """The mean, and the sample's standard deviation divided by the root of the count."""

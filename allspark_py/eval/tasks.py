@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from allspark.error_text import shown
 from allspark.eval.files import Text, TextFacts
-from allspark.input_ids import shown
 from allspark.unicode_text import plain
 
 NUM_ENDINGS = 4  # of the text format

@@ -10,7 +10,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from allspark.lmdeploy_compat import not_served
+from allspark.lmdeploy_compat.not_served import CONSTANTS, NAMES, missing_module
+from allspark.not_served import not_served, placeholder
 
 _ROOT = "lmdeploy"
 _HERE = "allspark.lmdeploy_compat"
@@ -81,17 +82,17 @@ class _Alias(types.ModuleType):
 
     def __init__(self, name: str):
         super().__init__(name, f"{name}, as {_HERE} serves it.")
-        self.__all__ = [*_MODULES[name], *not_served.NAMES.get(name, ())]
+        self.__all__ = [*_MODULES[name], *NAMES.get(name, ())]
 
     def __getattr__(self, name: str) -> Any:
         module = self.__name__
-        constant = not_served.CONSTANTS.get(module, {}).get(name)
+        constant = CONSTANTS.get(module, {}).get(name)
         if constant is not None:
-            raise not_served.not_served(f"{module}.{name}", constant)
+            raise not_served(f"{module}.{name}", constant)
         if name in _MODULES[module]:
             value: Any = getattr(importlib.import_module(_MODULES[module][name]), name)
-        elif name in not_served.NAMES.get(module, ()):
-            value = not_served.placeholder(module, name)
+        elif name in NAMES.get(module, ()):
+            value = placeholder(f"{module}.{name}", NAMES[module][name])
         elif f"{module}.{name}" in _MODULES:
             value = importlib.import_module(f"{module}.{name}")
         else:
@@ -124,7 +125,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != _ROOT and not fullname.startswith(_ROOT + "."):
             return None
         if fullname not in _MODULES:
-            raise not_served.missing_module(fullname)
+            raise missing_module(fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

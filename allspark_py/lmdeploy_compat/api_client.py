@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from allspark.remote.blocking import BlockingClient
 from allspark.remote.errors import RemoteError
+from allspark.remote.models import authorization
 
 
 class APIClient:
@@ -16,21 +18,25 @@ class APIClient:
     Args:
         api_server_url: http://HOST:PORT.
         api_key: a key of the server, if it asks for one.
+        ssl_context: for https; None: the system's certificates.
 
     Raises:
+        ValueError: the URL or the key cannot be one.
         ConnectionError: nothing answers there. RuntimeError: `available_models` or `encode` failed.
     """
 
-    def __init__(self, api_server_url: str, api_key: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        api_server_url: str,
+        api_key: str | None = None,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+    ):
         if not isinstance(api_server_url, str) or "://" not in api_server_url:
             raise ValueError(f"api_server_url is {api_server_url!r}; it must be http://HOST:PORT")
-        unknown = sorted(set(kwargs) - {"ssl_context"})
-        if unknown:
-            raise TypeError(f"APIClient has no parameter {unknown[0]!r}")
         self.api_server_url = api_server_url.rstrip("/")
         self.api_key = api_key
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = BlockingClient(self.api_server_url, headers, kwargs.get("ssl_context"))
+        self._client = BlockingClient(self.api_server_url, authorization(api_key), ssl_context)
         self.headers = self._client.headers
         self._models: list[str] | None = None
         # Ends the server that serve() started; None for any other.

@@ -12,6 +12,8 @@ import sys
 import threading
 from typing import Any
 
+from allspark.error_text import needs_extra
+
 
 def main() -> int:
     job = json.loads(sys.stdin.buffer.readline())
@@ -37,8 +39,7 @@ def _serve(job: dict[str, Any]) -> None:
         from allspark.serve.catalog import Catalog
         from allspark.serve.server import Server
     except ImportError as error:
-        message = f"the server needs the extra: pip install 'allspark[serve]' ({error})"
-        raise RuntimeError(message) from None
+        raise RuntimeError(f"{needs_extra('the server', 'serve')}: {error}") from None
     from allspark.lmdeploy_compat.serving import READY
     from allspark.pipeline.engine_config import EngineConfig
     from allspark.pipeline.log import set_log_level

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.pipeline import fields as f
 from allspark.pipeline.configs import GenerationConfig
 
@@ -94,7 +94,7 @@ class EngineGenerationConfig(GenerationConfig):
         return GenerationConfig(**values)
 
     @classmethod
-    def From(cls, gen_config: GenerationConfig, tokenizer: Any) -> EngineGenerationConfig:  # noqa: N802
+    def From(cls, gen_config: GenerationConfig, tokenizer: Any) -> EngineGenerationConfig:
         """The ids of the words of a GenerationConfig, as Tokenizer.indexes_containing_token finds
         them: a word of several tokens has none. A pipeline takes the words themselves."""
         if not isinstance(gen_config, GenerationConfig):

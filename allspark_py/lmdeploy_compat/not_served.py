@@ -5,7 +5,7 @@ Names can be imported; a call raises NotImplementedError. Modules cannot be impo
 
 from __future__ import annotations
 
-from typing import Any
+from allspark.not_served import not_served
 
 _IMAGES = "vision-language models are not served yet; a model's language part is"
 _PAGE = "`allspark serve gradio MODEL` has a page on which people talk with a model"
@@ -43,19 +43,9 @@ METHODS: dict[str, str] = {
 }
 
 
-def not_served(name: str, instead: str | None = None) -> NotImplementedError:
-    """The exception of a call that does not exist here."""
-    return NotImplementedError(f"{name} is not served: {instead or METHODS[name]}")
-
-
-def placeholder(module: str, name: str) -> type:
-    """A class in place of a name; making an instance, or calling it, raises."""
-    instead = NAMES[module][name]
-
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise not_served(f"{module}.{name}", instead)
-
-    return type(name, (), {"__init__": refuse, "__doc__": f"Not served: {instead}."})
+def no_method(name: str) -> NotImplementedError:
+    """The exception of one of METHODS."""
+    return not_served(name, METHODS[name])
 
 
 def missing_module(fullname: str) -> ModuleNotFoundError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from allspark.error_text import wrong_type
 from allspark.lmdeploy_compat.configs import VisionConfig, to_generation_config
-from allspark.lmdeploy_compat.not_served import not_served
+from allspark.lmdeploy_compat.not_served import no_method
 from allspark.lmdeploy_compat.tokenizer import Tokenizer
 from allspark.pipeline import pipe as plain
 from allspark.pipeline.arguments import bind
@@ -24,7 +25,7 @@ def _served(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments without those about vision."""
     vision = given.pop("vision_config", None)
     if vision is not None and not isinstance(vision, VisionConfig):
-        raise TypeError(f"vision_config is a {type(vision).__name__}; it must be a VisionConfig")
+        raise wrong_type("vision_config", vision, "a VisionConfig")
     given.pop("allowed_media_domains", None)
     return given
 
@@ -85,7 +86,7 @@ class Pipeline(plain.Pipeline):
         return super().generate(messages, session_id, config, *args, **kwargs)
 
     def get_reward_score(self, input_ids: Any) -> list[float]:
-        raise not_served("Pipeline.get_reward_score")
+        raise no_method("Pipeline.get_reward_score")
 
 
 def _has_configs(value: Any) -> bool:

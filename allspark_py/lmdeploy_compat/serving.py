@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from allspark.chat_template import MODELS, BaseChatTemplate, ChatTemplateConfig
 from allspark.lmdeploy_compat.api_client import APIClient
-from allspark.lmdeploy_compat.not_served import not_served
-from allspark.pipeline.engine_config import EngineConfig
-from allspark.pipeline.log import LEVELS
+from allspark.not_served import not_served
+from allspark.pipeline.configs import to_engine_config
+from allspark.pipeline.log import check_level
 
 # What the server's process prints, with its port, once it takes requests.
 READY = "allspark.lmdeploy_compat: serving on port "
@@ -67,8 +67,7 @@ def serve(
         TypeError, ValueError: an argument is wrong.
         RuntimeError: the server ended; the text has its last lines.
     """
-    if log_level not in LEVELS:
-        raise ValueError(f"log_level is {log_level!r}; it must be one of {', '.join(LEVELS)}")
+    check_level(log_level)
     keys = [api_keys] if isinstance(api_keys, str) else list(api_keys or ())
     job = _job(model_path, model_name, backend, backend_config, chat_template_config, kwargs)
     job["log_level"] = log_level
@@ -171,17 +170,7 @@ def _settings(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _engine_fields(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The fields of the EngineConfig; takes what is about the engine out of `kwargs`."""
-    if config is None:
-        own = EngineConfig()
-    elif isinstance(config, EngineConfig):
-        own = dataclasses.replace(config)
-    elif hasattr(config, "to_engine_config"):
-        own = config.to_engine_config()
-    else:
-        raise TypeError(
-            f"backend_config is a {type(config).__name__}; it must be a TurbomindEngineConfig or a "
-            "PytorchEngineConfig"
-        )
+    own = to_engine_config(config)
     if (speculative := kwargs.pop("speculative_config", None)) is not None:
         speculative.apply(own)
     own.trust_remote_code = bool(kwargs.pop("trust_remote_code", own.trust_remote_code))

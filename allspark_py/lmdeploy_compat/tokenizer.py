@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allspark.detokenizer import Detokenizer
-from allspark.input_ids import wrong_type
+from allspark.error_text import wrong_type
 from allspark.pipeline.model_source import open_tokenizer
 
 _log = logging.getLogger("allspark.lmdeploy_compat")

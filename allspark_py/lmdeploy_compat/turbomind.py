@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from allspark.lmdeploy_compat.not_served import not_served
+from allspark.lmdeploy_compat.not_served import no_method
 from allspark.lmdeploy_compat.pipe import Pipeline
 from allspark.lmdeploy_compat.tokenizer import Tokenizer
 
@@ -76,10 +76,10 @@ class TurboMindInstance:
         return np.asarray(self._pipe.get_ppl(input_ids), dtype=np.float32)
 
     def stream_infer(self, *args: Any, **kwargs: Any) -> Any:
-        raise not_served("TurboMindInstance.stream_infer")
+        raise no_method("TurboMindInstance.stream_infer")
 
     def async_stream_infer(self, *args: Any, **kwargs: Any) -> Any:
-        raise not_served("TurboMindInstance.async_stream_infer")
+        raise no_method("TurboMindInstance.async_stream_infer")
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
-        raise not_served("TurboMindInstance.decode")
+        raise no_method("TurboMindInstance.decode")

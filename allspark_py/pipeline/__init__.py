@@ -36,5 +36,5 @@ _HOMES = {
     "pipeline": "allspark.pipeline.pipe",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604
+__all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -7,9 +7,10 @@ Each field says what becomes of it (fields.py). The sources are LMDeploy's docum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from allspark.error_text import wrong_type
 from allspark.pipeline import fields as f
 from allspark.pipeline.engine_config import CHECKPOINT_FORMATS, EngineConfig
 
@@ -188,7 +189,7 @@ class PytorchEngineConfig:
     dllm_denoising_steps: int | None = f.refused(None, _NO_DIFFUSION)
     dllm_confidence_threshold: float = f.refused(0.85, _NO_DIFFUSION)
     role: str = f.refused("Hybrid", "one engine computes prompts and outputs")
-    migration_backend: str = f.accepted("DLSlime", "nothing migrates", f.anything)
+    migration_backend: str = f.accepted("DLSlime", "nothing migrates")
     eviction_type: str = f.accepted(
         "recompute", "what is preempted is computed again", f.one_of("recompute", "copy")
     )
@@ -222,6 +223,21 @@ class PytorchEngineConfig:
             revision=self.revision,
             download_dir=self.download_dir,
         )
+
+
+BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
+
+
+def to_engine_config(config: BackendConfig | None) -> EngineConfig:
+    """A config of its own: the caller's stays as it is. It is checked again."""
+    if config is None:
+        return EngineConfig()
+    if isinstance(config, EngineConfig):
+        return replace(config)
+    if isinstance(config, (TurbomindEngineConfig, PytorchEngineConfig)):
+        return config.to_engine_config()
+    expected = "an EngineConfig, TurbomindEngineConfig or PytorchEngineConfig"
+    raise wrong_type("backend_config", config, expected)
 
 
 @dataclass

@@ -42,18 +42,20 @@ class EngineConfig:
 
     data_type: str = f.mapped(
         "auto",
-        "the compute type; auto: bfloat16, or what native files have",
+        "`bfloat16`, `float16` or `float32`: the compute type; auto: bfloat16, or what native "
+        "files have",
         f.one_of("auto", "bfloat16", "float16", "float32"),
     )
     precision: str | None = f.mapped(
         None,
-        "bits of activations and weights, to which weights are quantised when the model is opened; "
-        "None: as the checkpoint has them",
+        "`A16W8`, `A8W8`, `A16W4` or `A8W4`: bits of activations and weights, to which weights are "
+        "quantised when the model is opened; None: as the checkpoint has them",
         f.one_of(None, *PRECISIONS),
     )
     checkpoint_format: str | None = f.mapped(
         None,
-        "what the checkpoint must be; another one is refused",
+        "`awq`, `gptq`, `compressed-tensors` or `fp8`: another checkpoint is refused; `hf`, "
+        "`llama` or None: none is",
         CHECKPOINT_FORMATS,
     )
     session_len: int | None = f.mapped(
@@ -77,9 +79,7 @@ class EngineConfig:
         0, "blocks of keys and values; 0: what the batch can need", f.whole(0)
     )
     kv_cache_memory: float | None = f.mapped(
-        None,
-        "the part of the free memory that keys and values may take; None: half",
-        lambda name, value: None if value is None else f.real(0, 1)(name, value),
+        None, "the part of the free memory that keys and values may take; None: half", f.real(0, 1)
     )
     block_size: int = f.mapped(32, "tokens of a block", f.one_of(16, 32, 64, 128))
     prefill_chunk: int = f.mapped(0, "most prompt tokens in one step; 0: the engine's", f.whole(0))
@@ -108,7 +108,6 @@ class EngineConfig:
         0.0, "for sessions longer than the model was trained for", f.real(0)
     )
     use_logn_attn: bool = f.mapped(False, "log-n attention beyond the trained length", f.flag)
-    hf_overrides: dict[str, Any] | None = f.refused(None, "config.json is read as it is")
     revision: str | None = f.mapped(None, "branch, tag or commit of a model on a hub", f.text)
     download_dir: str | None = f.mapped(None, "where downloads go; None: the hub's cache", f.text)
     trust_remote_code: bool = f.mapped(

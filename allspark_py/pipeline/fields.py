@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from allspark.input_ids import shown
+from allspark.error_text import shown
 
 # Raises TypeError or ValueError with the name where a value is none that the field takes.
 Check = Callable[[str, Any], None]
@@ -163,8 +163,3 @@ def paths(name: str, value: Any) -> None:
     for key, path in (value or {}).items():
         if not isinstance(key, str) or not isinstance(path, str):
             raise TypeError(f"{name} has {shown(key)}: {shown(path)}; both must be str")
-
-
-def anything(name: str, value: Any) -> None:
-    """Checked later, where it is used."""
-    del name, value

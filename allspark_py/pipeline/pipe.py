@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import warnings
@@ -11,17 +10,16 @@ from typing import Any, overload
 
 from allspark._allspark import RequestHandle
 from allspark.chat_template import MODELS, ChatTemplate, ChatTemplateConfig
-from allspark.input_ids import wrong_type
+from allspark.error_text import wrong_type
 from allspark.pipeline import fields as f
 from allspark.pipeline.abort import Abort
 from allspark.pipeline.arguments import bind
 from allspark.pipeline.configs import (
+    BackendConfig,
     GenerationConfig,
-    PytorchEngineConfig,
     SpeculativeConfig,
-    TurbomindEngineConfig,
+    to_engine_config,
 )
-from allspark.pipeline.engine_config import EngineConfig
 from allspark.pipeline.generation import to_fields
 from allspark.pipeline.inputs import Prompt, to_prompts
 from allspark.pipeline.log import logger, set_log_level
@@ -30,8 +28,6 @@ from allspark.pipeline.response import Response
 from allspark.pipeline.runs import Job, run
 from allspark.pipeline.served_model import ServedModel
 from allspark.pipeline.session import Session
-
-BackendConfig = EngineConfig | TurbomindEngineConfig | PytorchEngineConfig
 
 
 @overload
@@ -109,7 +105,7 @@ class Pipeline:
         check_source(model_path)
         f.text("model_name", model_name)
         f.whole(0, none=True)("max_log_len", max_log_len)
-        config = _to_engine_config(backend_config)
+        config = to_engine_config(backend_config)
         config.trust_remote_code = config.trust_remote_code or trust_remote_code
         if speculative_config is not None:
             _speculation(speculative_config).apply(config)
@@ -239,7 +235,7 @@ class Pipeline:
         """
         if not isinstance(prompt, str):
             to_prompts(prompt)  # says what is wrong with it
-            raise TypeError(f"prompt is a {type(prompt).__name__}; it must be a str")
+            raise wrong_type("prompt", prompt, "a str")
         if session is None:
             session = self.session()
         elif not isinstance(session, Session):
@@ -395,20 +391,6 @@ class Pipeline:
             logger.info("prompt: %r", prompt[: self._max_log_len])
 
 
-def _to_engine_config(config: BackendConfig | None) -> EngineConfig:
-    """A config of its own: the caller's stays as it is. It is checked again."""
-    if config is None:
-        return EngineConfig()
-    if isinstance(config, EngineConfig):
-        return dataclasses.replace(config)
-    if isinstance(config, (TurbomindEngineConfig, PytorchEngineConfig)):
-        return config.to_engine_config()
-    raise TypeError(
-        f"backend_config is a {type(config).__name__}; it must be an EngineConfig, "
-        "TurbomindEngineConfig or PytorchEngineConfig"
-    )
-
-
 def _speculation(config: Any) -> SpeculativeConfig:
     if not isinstance(config, SpeculativeConfig):
         raise wrong_type("speculative_config", config, "a SpeculativeConfig")
@@ -437,9 +419,7 @@ def _configs(
     configs = list(config)
     for index, each in enumerate(configs):
         if not isinstance(each, GenerationConfig):
-            raise TypeError(
-                f"gen_config[{index}] is a {type(each).__name__}; it must be a GenerationConfig"
-            )
+            raise wrong_type(f"gen_config[{index}]", each, "a GenerationConfig")
         f.check_fields(each)
     if len(configs) != count:
         raise ValueError(f"gen_config has {len(configs)} configs for {count} prompts")

@@ -16,12 +16,11 @@ from allspark.pipeline.generation import count_without_end, end_ids
 from allspark.pipeline.response import Response, joined
 from allspark.pipeline.served_model import ServedModel
 from allspark.result_queue import ResultQueue
+from allspark.text_options import TEXT_FIELDS
 from allspark.text_queue import TextElements
 
 logger = logging.getLogger("allspark")
 
-# The fields of a request that are about text. A request without them is decoded once, at its end.
-_TEXT_FIELDS = ("stop_words", "include_stop_str_in_output", "skip_special_tokens")
 # Of an engine's finish reasons, those that have another name in a Response.
 _REASONS = {"cancelled": "abort", "deadline": "length", "interrupted": "error"}
 # Of a status, the error code of a Response.
@@ -165,7 +164,8 @@ def plan(model: ServedModel, job: Job, stream: bool) -> Request | Response:
     ends = end_ids(fields)
     others = fields["stop_words"] or fields["include_stop_str_in_output"]
     if not stream and not others and fields["skip_special_tokens"]:
-        fields = {key: value for key, value in fields.items() if key not in _TEXT_FIELDS}
+        # Without the fields about text a request is decoded once, at its end.
+        fields = {key: value for key, value in fields.items() if key not in TEXT_FIELDS}
     return Request(model, job.index, ids, fields, ends, stream)
 
 
@@ -187,15 +187,13 @@ class Running:
         self.is_done = False
         self._queue = queue
         self._request = request
-        self._fields = request.fields
-        self._stream = request.stream
         self._is_text = "skip_special_tokens" in request.fields
         self._whole = Response(index=request.index, input_token_len=len(request.ids))
 
     @property
     def is_read_at_end(self) -> bool:
         """Whether nothing is read before the end. Reading is what finds stop strings."""
-        return not self._stream and not self._is_text
+        return not self._request.stream and not self._is_text
 
     def read(self) -> Response | None:
         """What came; without streaming None until the end."""
@@ -210,7 +208,7 @@ class Running:
         piece.generate_token_len = self._whole.generate_token_len + len(piece.token_ids)
         if self.is_done:
             self._end(piece)
-        if not self._stream:
+        if not self._request.stream:
             self._whole.extend(piece)
             return self._finish_whole() if self.is_done else None
         self._whole.generate_token_len = piece.generate_token_len
@@ -218,13 +216,13 @@ class Running:
 
     def _add(self, elements: GeneratedElements | TextElements, piece: Response) -> None:
         ids = list(elements.ids_from_generate)
-        includes_end = bool(self._fields.get("include_stop_str_in_output"))
+        includes_end = bool(self._request.fields.get("include_stop_str_in_output"))
         count = count_without_end(ids, self._request.ends, includes_end)
         piece.token_ids += ids[:count]
         if self._is_text:
             piece.text += elements.text  # type: ignore[union-attr]
         piece.cached_tokens = max(piece.cached_tokens, elements.prefix_cache_len)
-        if self._fields.get("logprobs"):
+        if self._request.fields.get("logprobs"):
             piece.logprobs = piece.logprobs or []
             # Lists are shorter by the end token where it was left out.
             rows = zip(

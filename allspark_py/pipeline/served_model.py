@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from allspark._allspark import AsCacheMode, AsStatus
 from allspark.chat_template import ChatTemplate, ChatTemplateConfig, choose
 from allspark.engine import Engine, TargetDevice
 from allspark.pipeline.engine_config import PRECISIONS, EngineConfig
-from allspark.pipeline.model_source import default_precision, open_loader
+from allspark.pipeline.model_source import blocks_of, default_precision, open_loader
 from allspark.statuses import to_exception
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ class ServedModel:
     max_batch_size: int
     # Tokens that end an output: the checkpoint's, and those of the template.
     end_ids: tuple[int, ...]
-    prompt_lookup_num_tokens: int = 0
-    max_waiting_requests: int = 0  # beside the batch; 0: no bound
     # Of the checkpoint's generation_config.json: temperature, top_p, top_k, repetition_penalty.
-    sampling_defaults: dict[str, float] = field(default_factory=dict)
+    sampling_defaults: dict[str, float]
+    adapter_digests: dict[str, str]  # of their files, by name
+    config: EngineConfig  # by which it was opened
     is_closed: bool = False
-    adapter_digests: dict[str, str] = field(default_factory=dict)  # of their files, by name
-    config: EngineConfig = field(default_factory=EngineConfig)  # by which it was opened
 
     @classmethod
     def open(
@@ -105,8 +103,6 @@ class ServedModel:
             session_len=session_len,
             max_batch_size=config.max_batch_size or DEFAULT_BATCH,
             end_ids=_end_ids(loader, tokenizer, template),
-            prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
-            max_waiting_requests=config.max_waiting_requests,
             sampling_defaults=_sampling_defaults(loader),
             adapter_digests=digests,
             config=config,
@@ -127,7 +123,7 @@ class ServedModel:
     @property
     def max_outputs(self) -> int | None:
         """Outputs that can run and wait at once; None: any number."""
-        waiting = self.max_waiting_requests
+        waiting = self.config.max_waiting_requests
         return self.max_batch_size + waiting if waiting else None
 
     @functools.cached_property
@@ -157,8 +153,8 @@ class ServedModel:
         if self.end_ids:
             fields["eos_token_id"] = self.end_ids[0]
             fields["stop_token_ids"] = list(self.end_ids[1:])
-        if self.prompt_lookup_num_tokens:
-            fields["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
+        if self.config.prompt_lookup_num_tokens:
+            fields["prompt_lookup_num_tokens"] = self.config.prompt_lookup_num_tokens
         return fields
 
     def close(self) -> None:
@@ -178,9 +174,8 @@ def _digest(path: str) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
-        with file.open("rb") as data:
-            while part := data.read(1 << 20):
-                digest.update(part)
+        for block in blocks_of(file):
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -197,7 +192,9 @@ def _check_format(loader: LLM, expected: str | None) -> None:
     found = section.get("quant_method") if isinstance(section, Mapping) else None
     if found != expected:
         kind = "is not quantised" if found is None else f"has {found!r}"
-        raise ValueError(f"model_format is {expected!r}, but the checkpoint {kind}")
+        raise ValueError(
+            f"checkpoint_format (LMDeploy: model_format) is {expected!r}, but the checkpoint {kind}"
+        )
 
 
 def _check_data_type(loader: LLM, expected: str) -> None:
@@ -215,21 +212,18 @@ def _check_data_type(loader: LLM, expected: str) -> None:
 
 
 def _serialize(loader: LLM, engine: Engine, precision: str | None) -> None:
-    if not hasattr(loader, "serialize_to_memory"):
-        raise TypeError(f"{type(loader).__name__} makes no model")
-    from allspark.model_loader import DashInferModel
+    from allspark.model_loader import HuggingFaceModel
 
-    if isinstance(loader, DashInferModel):
-        if precision is not None:
-            raise ValueError(
-                f"precision is {precision!r}; a serialised model has the precision that "
-                "`allspark convert` gave it"
-            )
-        return
-    quantization = PRECISIONS.get(precision or "")
-    loader.serialize_to_memory(
-        engine, enable_quant=quantization is not None, customized_quant_config=quantization
-    )
+    if isinstance(loader, HuggingFaceModel):
+        quantization = PRECISIONS.get(precision or "")
+        loader.serialize_to_memory(
+            engine, enable_quant=quantization is not None, customized_quant_config=quantization
+        )
+    elif precision is not None:
+        raise ValueError(
+            f"precision is {precision!r}; a serialised model has the precision that "
+            "`allspark convert` gave it"
+        )
 
 
 def _install(engine: Engine, name: str, loader: LLM, config: EngineConfig) -> int:

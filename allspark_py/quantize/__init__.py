@@ -23,5 +23,5 @@ _HOMES = {
     "quantize_model": "allspark.quantize.quantizer",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604
+__all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

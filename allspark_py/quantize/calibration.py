@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from allspark.eval.files import Text
 from allspark.eval.windows import windows_of
 from allspark.model_loader import LLM
 from numpy.typing import NDArray
-
-
-def calibration_ids(
-    tokenizer: Any, texts: Sequence[Text], samples: int, length: int, seed: int, field: str
-) -> NDArray[np.int32]:
-    """Sequences [samples, length], chosen from all windows of the texts; fewer, if there are not so
-    many.
-
-    Raises:
-        ValueError: a text is shorter than a window (`field` is what the message calls its length).
-    """
-    windows = [window for text in texts for window in windows_of(text, tokenizer, length, field)]
-    chosen = np.random.default_rng(seed).permutation(len(windows))[:samples]
-    return np.array([windows[index].ids for index in np.sort(chosen)], np.int32)
 
 
 def read_ids(
@@ -34,7 +19,8 @@ def read_ids(
     seed: int = 0,
     field: str = "calib_seqlen",
 ) -> NDArray[np.int32]:
-    """The sequences for a model; arguments as those of calibration_ids.
+    """Sequences [samples, length] for a model, chosen from all windows of the texts; fewer, if
+    there are not so many.
 
     Raises:
         ValueError: they are longer than the model takes, or than a text (`field` is what the
@@ -43,7 +29,10 @@ def read_ids(
     longest = loader.get_model_context_length()
     if length > longest:
         raise ValueError(f"{field} is {length}; it must be at most {longest}, the model's length")
-    ids = calibration_ids(loader.get_tokenizer(), texts, samples, length, seed, field)
+    tokenizer = loader.get_tokenizer()
+    windows = [window for text in texts for window in windows_of(text, tokenizer, length, field)]
+    chosen = np.random.default_rng(seed).permutation(len(windows))[:samples]
+    ids = np.array([windows[index].ids for index in np.sort(chosen)], np.int32)
     vocab_size = loader.decoder_spec().vocab_size
     if ids.max() >= vocab_size:
         raise ValueError(

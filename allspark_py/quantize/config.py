@@ -35,9 +35,9 @@ class QuantizeConfig:
         data_type: what the model computes in: bfloat16, float16 or float32.
         calib_samples: sequences of calibration text; 0: none, with methods rtn and search alone.
         calib_seqlen: tokens of each.
-        target_bits: bits per weight of the layers that is quantised, scales included: as many
-            weights as this allows become int8, those first whose rounding does most harm
-            (effects.py). None: all weights are in `weight_format`.
+        target_bits: mean bits per quantised weight of the layers, scales included: the weights
+            whose rounding does most harm become int8, as many as this mean allows (effects.py).
+            None: all are in `weight_format`.
         seed: of the choice of sequences.
         requantize: a checkpoint that is quantised already is dequantised first, not refused.
     """

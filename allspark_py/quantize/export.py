@@ -19,7 +19,7 @@ from allspark.model_loader.spec import find_architecture
 from allspark.model_loader.storage import TensorEntry, round_float32
 from allspark.quantize.arrays import Floats
 from allspark.quantize.config import QuantizeConfig
-from allspark.quantize.export_check import check_exportable, scheme_of
+from allspark.quantize.export_check import check_exportable
 from allspark.quantize.export_files import (
     Output,
     check_directory,
@@ -31,9 +31,6 @@ from allspark.quantize.export_places import Place, elements_in, places_of
 from allspark.quantize.work import Work
 from numpy.typing import NDArray
 
-__all__ = ["check_export", "check_exportable", "export_checkpoint"]
-
-
 # Weights outside layers that no reader takes for those of nn.Linear.
 _TABLES = ("embedding", "position_embedding")
 
@@ -43,8 +40,8 @@ def check_export(
 ) -> int:
     """Raises the ValueErrors of export_checkpoint; asked before any work is done. Returns the bytes
     of all tensors."""
-    check_exportable(plan, config, save_format)
-    export = _Export(plan, None, scheme_of(plan, config, save_format), loader, save_format)
+    scheme = check_exportable(plan, config, save_format)
+    export = _Export(plan, None, scheme, loader, save_format)
     outputs = list(export.outputs())
     check_directory(loader, export.config(), outputs, output)
     return sum(each.nbytes for each in outputs)
@@ -68,8 +65,8 @@ def export_checkpoint(
         ValueError: `check_exportable` refuses, or the directory holds other weights.
         OSError: files cannot be written.
     """
-    check_exportable(plan, config, save_format)
-    export = _Export(plan, work, scheme_of(plan, config, save_format), loader, save_format)
+    scheme = check_exportable(plan, config, save_format)
+    export = _Export(plan, work, scheme, loader, save_format)
     return write_checkpoint(loader, export.config(), list(export.outputs()), output.expanduser())
 
 

@@ -12,8 +12,9 @@ from allspark.quantize.export_places import Place, affine, places_of
 from allspark.quantize.grid import WeightFormat
 
 
-def check_exportable(plan: Plan, config: QuantizeConfig, save_format: str) -> None:
-    """Refuses what a checkpoint of this format cannot hold.
+def check_exportable(plan: Plan, config: QuantizeConfig, save_format: str) -> Scheme:
+    """Refuses what a checkpoint of this format cannot hold. Returns the one format that all
+    quantised weights have.
 
     Raises:
         ValueError: the message names the weight or the setting, its value, and what is possible.
@@ -27,7 +28,7 @@ def check_exportable(plan: Plan, config: QuantizeConfig, save_format: str) -> No
             f"save_format is {save_format!r} and target_bits is {config.target_bits}, which mixes "
             "formats; it must be None there"
         )
-    scheme = scheme_of(plan, config, save_format)
+    scheme = _scheme_of(plan, config, save_format)
     problem = SAVE_FORMATS[save_format].problem(scheme)
     if problem is not None:
         raise ValueError(f"save_format is {save_format!r}: {problem}")
@@ -45,14 +46,11 @@ def check_exportable(plan: Plan, config: QuantizeConfig, save_format: str) -> No
                 f"save_format is {save_format!r}: {place.name!r} of {plan.spec.architecture} "
                 f"{problem}"
             )
+    return scheme
 
 
-def scheme_of(plan: Plan, config: QuantizeConfig, save_format: str) -> Scheme:
-    """The one format that all quantised weights have.
-
-    Raises:
-        ValueError: there is none.
-    """
+def _scheme_of(plan: Plan, config: QuantizeConfig, save_format: str) -> Scheme:
+    """The format; ValueError if weights differ, or have none that can be written."""
     first = None
     for quant in plan.spec.weight_quant:
         if not quant.tensor.startswith("layers."):
@@ -117,7 +115,7 @@ def _float_problem(place: Place) -> str | None:
     transform = place.part.rule.transform
     if place.layer is None or transform is None or affine(transform) is not None:
         return None
-    return f"is changed when it is read, in a way that has no inverse here, and {_METHODS}"
-
-
-_METHODS = "method awq and smooth scale it; method rtn, search or gptq does not"
+    return (
+        "is changed when it is read, in a way that has no inverse here, and method awq and smooth "
+        "scale it; method rtn, search or gptq does not"
+    )

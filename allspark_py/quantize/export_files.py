@@ -17,11 +17,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.config import ModelConfig
-from allspark.model_loader.export import Companions, temporary_file
 from allspark.model_loader.safetensors_file import DTYPES
+from allspark.model_loader.serialised import Companions
 from allspark.model_loader.spec import model_type_of
 from allspark.model_loader.storage import ELEMENT_TYPES, TensorEntry, round_float32
 from allspark.quantize.source import check_no_others
+from allspark.whole_file import temporary_file
 from numpy.typing import NDArray
 
 MAX_SHARD_BYTES = 4_000_000_000

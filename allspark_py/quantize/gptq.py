@@ -12,7 +12,7 @@ from allspark.quantize.arrays import Floats
 from allspark.quantize.grid import QuantizedWeight, divisors
 from numpy.typing import NDArray
 
-DAMPING = 0.01  # of the mean diagonal of X^T X
+_DAMPING = 0.01  # of the mean diagonal of X^T X
 _RAISES = 3  # of the damping, each by 10, where X^T X cannot be factored
 _SERIAL_COLUMNS = 8
 _WHOLE = 64  # rows of a matrix that is inverted at once
@@ -100,7 +100,7 @@ def _upper_factor(products: Floats, order: NDArray[np.intp]) -> Floats:
     if not mean > 0:
         raise NotFactorable
     diagonal[diagonal == 0] = mean  # of a feature that is always zero
-    damping, added = DAMPING * mean, 0.0
+    damping, added = _DAMPING * mean, 0.0
     for _ in range(_RAISES + 1):
         diagonal += np.float32(damping - added)
         added = damping

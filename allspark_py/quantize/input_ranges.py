@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from allspark.eval.files import Text
 from allspark.model_loader import HuggingFaceModel
-from allspark.model_loader.export import INPUT_RANGES
+from allspark.model_loader.serialised import INPUT_RANGES
 from allspark.pipeline.fields import whole
 from allspark.quantize.calibration import read_ids
 from allspark.quantize.checks import check_others

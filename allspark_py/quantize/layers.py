@@ -114,7 +114,7 @@ def formats_of(spec: Any, layer: int) -> dict[str, WeightFormat]:
     return formats
 
 
-def one_layer_spec(spec: Any, layer: int, vocab_size: int, quantized: Collection[str] = ()) -> Any:
+def one_layer_spec(spec: Any, layer: int, vocab_size: int, quantized: Collection[str]) -> Any:
     """The DecoderSpec of a model that has this layer alone, of which the weights `quantized` are in
     the formats of `spec`."""
     own = message_class("DecoderSpec")()
@@ -154,9 +154,7 @@ def one_layer_image(
     `tensors` of the layer, those of them that are `quantized`, and `others` by their whole names.
     What the spec requires and nothing gives, has the value `fill`.
     """
-    given: dict[str, NDArray[Any]] = dict(others)
-    for name, values in computed.items():
-        given[name] = values
+    given = {**others, **computed}
     for name, rows in tensors.items():
         if name not in quantized:
             given[f"layers.0.{name}"] = rows

@@ -147,9 +147,8 @@ def quantize_checkpoint(
         assert ids is not None
         upgrades = _upgrades(config.target_bits, plan, ids, work, threads)
         plan = _mixed_plan(loader, config, upgrades)
-    fallbacks = _Quantizer(config, plan, work, threads, progress).run(
-        ids if config.reads_inputs else None
-    )
+    read = ids if config.reads_inputs else None
+    fallbacks = _quantize_layers(config, plan, read, work, threads, progress)
     if save_format == SAVE_FORMAT:
         paths = list(loader.write_plan(_with_layers(plan, work, settings), folder))
     else:
@@ -231,49 +230,43 @@ def _with_layers(plan: Plan, work: Work, settings: Mapping[str, Any]) -> Plan:
     return dataclasses.replace(plan, parts=parts)
 
 
-class _Quantizer:
-    def __init__(
-        self,
-        config: QuantizeConfig,
-        plan: Plan,
-        work: Work,
-        threads: int,
-        progress: Callable[[int, int], object],
-    ) -> None:
-        self._config = config
-        self._spec = plan.spec
-        self._source = LayerSource(plan)
-        self._work = work
-        self._threads = threads
-        self._progress = progress
+def _quantize_layers(
+    config: QuantizeConfig,
+    plan: Plan,
+    ids: NDArray[np.int32] | None,
+    work: Work,
+    threads: int,
+    progress: Callable[[int, int], object],
+) -> dict[str, str]:
+    """Finishes all layers; returns the weights that fell back, and why."""
+    spec, source = plan.spec, LayerSource(plan)
+    stream = None if ids is None else Stream(spec, source, ids, threads)
+    fallbacks: dict[str, str] = {}
+    with workers(threads) as pool:
+        solver = LayerSolver(config, spec, pool)
+        for layer in range(spec.num_layers):
+            _finish(layer, solver, source, work, stream)
+            found = work.fallbacks(layer)
+            fallbacks |= {f"layers.{layer}.{name}": reason for name, reason in found.items()}
+            progress(layer + 1, spec.num_layers)
+    return fallbacks
 
-    def run(self, ids: NDArray[np.int32] | None) -> dict[str, str]:
-        """Finishes all layers; returns the weights that fell back, and why."""
-        stream = None if ids is None else Stream(self._spec, self._source, ids, self._threads)
-        with workers(self._threads) as pool:
-            solver = LayerSolver(self._config, self._spec, pool)
-            for layer in range(self._spec.num_layers):
-                self._finish(layer, solver, stream)
-                self._progress(layer + 1, self._spec.num_layers)
-        return {
-            f"layers.{layer}.{weight}": reason
-            for layer in range(self._spec.num_layers)
-            for weight, reason in self._work.fallbacks(layer).items()
-        }
 
-    def _finish(self, layer: int, solver: LayerSolver, stream: Stream | None) -> None:
-        formats = formats_of(self._spec, layer)
-        if self._work.has(layer):
-            solved = None if stream is None else self._work.load(layer, formats)
-        else:
-            tensors = self._source.layer(layer)
-            statistics: LayerStatistics = {}
-            if stream is not None:
-                statistics = stream.statistics(
-                    layer, tensors, list(formats), self._config.reads_products
-                )
-            solved = solver.solve(tensors, formats, statistics)
-            del statistics, tensors
-            self._work.save(layer, solved)
-        if stream is not None and solved is not None:
-            stream.advance(layer, solved.tensors, solved.quantized)
+def _finish(
+    layer: int, solver: LayerSolver, source: LayerSource, work: Work, stream: Stream | None
+) -> None:
+    """One layer, no tensor of which is in memory afterwards."""
+    formats = formats_of(solver.spec, layer)
+    if work.has(layer):
+        solved = None if stream is None else work.load(layer, formats)
+    else:
+        tensors = source.layer(layer)
+        statistics: LayerStatistics = {}
+        if stream is not None:
+            reads_products = solver.config.reads_products
+            statistics = stream.statistics(layer, tensors, list(formats), reads_products)
+        solved = solver.solve(tensors, formats, statistics)
+        del statistics, tensors
+        work.save(layer, solved)
+    if stream is not None and solved is not None:
+        stream.advance(layer, solved.tensors, solved.quantized)

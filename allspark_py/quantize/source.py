@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allspark.model_loader import HuggingFaceModel
-from allspark.model_loader.export import weight_files
 from allspark.model_loader.quantized import stores_integers
+from allspark.model_loader.serialised import weight_files
 from allspark.pipeline.model_source import model_name_of, open_loader
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from allspark.model_loader.storage import TensorEntry
 from allspark.quantize.grid import QuantizedWeight, WeightFormat
 from allspark.quantize.layers import parts_of
 from allspark.quantize.solver import SolvedLayer
+from allspark.whole_file import write_whole
 
 FOLDER = "quantize.partial"  # in the directory of the model
 _SETTINGS = "settings.json"
@@ -40,7 +40,7 @@ class Work:
             return
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        _write(folder / _SETTINGS, json.dumps(dict(settings), indent=1).encode())
+        write_whole(folder / _SETTINGS, json.dumps(dict(settings), indent=1).encode())
 
     def has(self, layer: int) -> bool:
         return self._path(layer).is_file()
@@ -57,9 +57,10 @@ class Work:
             {name: np.ascontiguousarray(rows) for name, rows in arrays.items()},
             {_FALLBACKS: json.dumps(solved.fallbacks)},
         )
-        _write(self._path(layer), data)
+        write_whole(self._path(layer), data)
 
     def load(self, layer: int, formats: Mapping[str, WeightFormat]) -> SolvedLayer:
+        """A finished layer, without its fallbacks."""
         arrays = {}
         for name, entry in self.entries(layer).items():
             with entry.open() as rows:
@@ -72,7 +73,7 @@ class Work:
                 arrays.pop(f"{name}_scale"),
                 arrays.pop(f"{name}_zero", None),
             )
-        return SolvedLayer(arrays, quantized, self.fallbacks(layer))
+        return SolvedLayer(arrays, quantized)
 
     def entries(self, layer: int) -> dict[str, TensorEntry]:
         """The tensors of a layer, by their names in it."""
@@ -88,7 +89,7 @@ class Work:
         """A list that is computed once, also where the work goes on after an interruption."""
         path = self._folder / f"{name}.json"
         if not path.is_file():
-            _write(path, json.dumps(compute()).encode())
+            write_whole(path, json.dumps(compute()).encode())
         found: list[str] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
@@ -106,12 +107,3 @@ def _check_same(found: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
                 f"resume: the layers that are there were made with {name} {found.get(name)!r}; it "
                 f"must be {value!r} (without resume they are made anew)"
             )
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.tmp")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from allspark.remote.address import is_local
-from allspark.remote.errors import RemoteError, message_of
+from allspark.remote.errors import CUT, NO_WORDS, RemoteError, message_of
 from allspark.remote.events import DONE, EventReader, LineReader
 
 _READ_BYTES = 1 << 16
@@ -22,7 +22,6 @@ _READERS: dict[str, type[EventReader] | type[LineReader]] = {
     "text/event-stream": EventReader,
     "application/x-ndjson": LineReader,
 }
-_CUT = "the connection ended in the middle of the answer"
 
 
 class BlockingClient:
@@ -108,7 +107,7 @@ def _read(response: http.client.HTTPResponse, size: int | None = None) -> bytes:
     try:
         return response.read() if size is None else response.read1(size)
     except (http.client.HTTPException, ConnectionError):
-        raise ConnectionError(_CUT) from None
+        raise ConnectionError(CUT) from None
 
 
 def _to_json(data: bytes) -> Any:
@@ -124,7 +123,7 @@ def _checked(event: Any) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise RemoteError(f"the server sent {str(event)[:100]!r} as an event", 200)
     if event.get("error"):
-        raise RemoteError(message_of(event) or "an error without words", 200, event["error"])
+        raise RemoteError(message_of(event) or NO_WORDS, 200, event["error"])
     return event
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+CUT = "the connection ended in the middle of the answer"
+NO_WORDS = "an error without words"
 _MOST_TEXT = 300
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from allspark.serve.anthropic_request import NOT_SERVED, ChatRequest, to_chat
+from allspark.serve.anthropic_request import NOT_SERVED, MessagesRequest, to_chat
 from allspark.serve.blocks import BlockBuilder
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.chat import count_prompt_tokens, start_conversation
@@ -14,17 +14,17 @@ from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id
 from allspark.serve.protocol.anthropic import CountTokensBody, MessagesBody
-from allspark.serve.sse import Writer, frame
+from allspark.serve.sse import Writer, typed_frame
 from allspark.serve.state import ServerState
 
-PING = frame({"type": "ping"}, "ping")
+PING = typed_frame({"type": "ping"})
 
 
 @dataclass
 class MessagesCall:
     """A request to /v1/messages, with its output started."""
 
-    request: ChatRequest
+    request: MessagesRequest
     id: str
     model: str
     stop_sequences: list[str]
@@ -32,7 +32,6 @@ class MessagesCall:
     choice: Choice
     builder: BlockBuilder
     check: CallCheck
-    ignored: str  # names of unknown fields
 
     def message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
         """The message with its content and the reason of its end."""
@@ -89,7 +88,7 @@ class MessagesCall:
 
 async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall:
     """Checks a request and starts its output. Raises ApiError where it is refused."""
-    ignored = check_fields(body, state.settings, NOT_SERVED)
+    check_fields(body, state.settings, NOT_SERVED)
     request = to_chat(body, state.settings)
     try:
         is_prompt = body.max_tokens == 0
@@ -105,7 +104,6 @@ async def start_messages(state: ServerState, body: MessagesBody) -> MessagesCall
         choice=conversation.choices[0],
         builder=BlockBuilder(conversation.parsers[0]),
         check=conversation.checks[0],
-        ignored=ignored,
     )
 
 
@@ -144,7 +142,7 @@ class MessageStream:
         self._writer = writer
         writer.on_free = self._write
         message = self._call.message([], {"stop_reason": None, "stop_sequence": None})
-        writer.write(_frame({"type": "message_start", "message": message}))
+        writer.write(typed_frame({"type": "message_start", "message": message}))
         self._call.choice.watch(self._write, writer.fail)
 
     def abort(self) -> None:
@@ -168,8 +166,4 @@ class MessageStream:
             last = {"type": "message_delta", "delta": delta, "usage": call.usage()}
             events += [last, {"type": "message_stop"}]
         if events:
-            writer.write(b"".join(map(_frame, events)), more=not is_end)
-
-
-def _frame(event: dict[str, Any]) -> bytes:
-    return frame(event, event["type"])
+            writer.write(b"".join(map(typed_frame, events)), more=not is_end)

@@ -39,7 +39,7 @@ _Placed = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class ChatRequest:
+class MessagesRequest:
     """A request as chat takes it.
 
     Attributes:
@@ -57,7 +57,7 @@ class ChatRequest:
         return renamed(error, self.places, "messages", names)
 
 
-def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatRequest:
+def to_chat(body: CountTokensBody, settings: ServerSettings) -> MessagesRequest:
     """The same request, as chat takes it.
 
     Raises:
@@ -92,7 +92,7 @@ def to_chat(body: CountTokensBody, settings: ServerSettings) -> ChatRequest:
             stop=body.stop_sequences,
         )
     schema_name = "output_format.schema" if body.output_format else "output_config.format.schema"
-    return ChatRequest(ChatBody(**fields), ["system"] * len(system) + places, schema_name)
+    return MessagesRequest(ChatBody(**fields), ["system"] * len(system) + places, schema_name)
 
 
 def _format(body: CountTokensBody) -> OutputFormat | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from allspark.own_threads import schema_threads
 from allspark.serve.parsers import Tool
-from allspark.serve.parsers.collector import is_json_object
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.parsers.validation import argument_problem
 from allspark.serve.text_work import begin
 

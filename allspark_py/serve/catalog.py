@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from allspark.pipeline.served_model import ServedModel
-from allspark.serve.errors import ApiError, model_not_found
+from allspark.serve.errors import invalid_value, model_not_found
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Catalog:
             models = [entry for entry in self.entries if entry.adapter is None]
             if len(models) == 1:
                 return models[0]
-            raise ApiError(400, "model is missing", param="model", code="invalid_value")
+            raise invalid_value("model is missing", "model")
         entry = self._entries.get(name)
         if entry is None:
             raise model_not_found(name, list(self._entries))

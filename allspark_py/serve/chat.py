@@ -8,12 +8,12 @@ from typing import Any
 
 from allspark.chat_template import TokenizerTemplate
 from allspark.chat_template.messages import MessageForm, content_text, normalise
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.own_threads import schema_threads
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.event_form import text_form
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import naming, own_of, to_fields, words_of
@@ -21,18 +21,12 @@ from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import MOST_ROWS, Rows, chat_rows
 from allspark.serve.message import MessageBuilder
 from allspark.serve.parsers import MessageParser, ToolFormat
+from allspark.serve.prompt_checks import check_chars, template_error, template_variables
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import ChatBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import (
-    SMALL,
-    check_chars,
-    off_loop,
-    size_of,
-    template_error,
-    template_variables,
-)
+from allspark.serve.text_work import SMALL, on_thread, size_of
 from allspark.serve.tool_choice import THINKING_FLAGS, ToolPlan, plan_tools
 from allspark.serve.usage import ReasoningTokens, usage
 from allspark.text_queue import TextElements
@@ -71,10 +65,8 @@ class ChatCall:
     id: str
     created: int
     fingerprint: str
-    num_prompt_tokens: int
     prompt_ids: list[int]
     outputs: list[ChatOutput]
-    ignored: str  # names of unknown fields
 
     @property
     def head(self) -> dict[str, Any]:
@@ -94,7 +86,7 @@ class ChatCall:
     def usage(self) -> dict[str, Any]:
         """Of all choices, as far as their reasoning is counted."""
         count = sum(output.reasoning.count for output in self.outputs)
-        return usage(self.num_prompt_tokens, self.choices, count)
+        return usage(len(self.prompt_ids), self.choices, count)
 
     def release(self) -> None:
         """Stops what runs."""
@@ -105,7 +97,7 @@ class ChatCall:
 
 
 @dataclass
-class Conversation:
+class StartedConversation:
     """A prompt of messages with its outputs started: what every route of conversations needs."""
 
     entry: Entry
@@ -114,12 +106,11 @@ class Conversation:
     parsers: list[MessageParser | None]  # of the choices
     fields: dict[str, Any]  # what the engine was asked for
     checks: list[CallCheck]  # of their calls
-    ignored: str  # names of unknown fields
 
 
 async def start_conversation(
     state: ServerState, body: ChatBody, prompt_only: bool = False
-) -> Conversation:
+) -> StartedConversation:
     """Checks a request and starts its outputs.
 
     Args:
@@ -129,7 +120,7 @@ async def start_conversation(
         ApiError: the request is refused.
     """
     entry = state.catalog.get(body.model)
-    ignored = check_fields(body, state.settings, NOT_SERVED)
+    check_fields(body, state.settings, NOT_SERVED)
     if body.modalities not in _TEXT_ONLY:
         message = f"modalities is {shown(body.modalities)}; only ['text'] is served"
         raise ApiError(400, message, param="modalities", code="unsupported_feature")
@@ -143,7 +134,7 @@ async def start_conversation(
         fields.update(logprobs=True, top_logprobs=body.top_logprobs or 0)
     elif body.top_logprobs:
         message = f"top_logprobs is {body.top_logprobs}; it needs logprobs to be true"
-        raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+        raise invalid_value(message, "top_logprobs")
     if plan.keeps_special_tokens(entry):
         fields["skip_special_tokens"] = False
     if prompt_only:
@@ -160,7 +151,7 @@ async def start_conversation(
         if _is_quick(body, plan, fields):
             choices = await start_prepared(entry, prepare, own)
         else:
-            ids, fields = await off_loop(_texts(body), prepare)
+            ids, fields = await on_thread(_texts(body), prepare)
             if plan.has_format:  # which may be new, and is then compiled
                 tool_format = await schema_threads.run(plan.output_format, entry, made[0].text)
             if tool_format.response_format is not None and not prompt_only:
@@ -170,7 +161,7 @@ async def start_conversation(
     log_prompt(state.settings, entry, prompt.ids)
     parsers = [plan.make_parser(entry, prompt.text) for _ in choices]
     checks = [plan.make_check(tool_format.unchecked) for _ in choices]
-    return Conversation(entry, prompt.ids, choices, parsers, fields, checks, ignored)
+    return StartedConversation(entry, prompt.ids, choices, parsers, fields, checks)
 
 
 def _is_quick(body: ChatBody, plan: ToolPlan, fields: dict[str, Any]) -> bool:
@@ -187,7 +178,7 @@ def _texts(body: ChatBody) -> tuple[Any, ...]:
 async def count_prompt_tokens(state: ServerState, body: ChatBody) -> int:
     """The length of the prompt that start_conversation makes. Raises ApiError as it does."""
     entry = state.catalog.get(body.model)
-    _, ids = await off_loop(_texts(body), _prompt, body, entry, _plan(state, body, entry))
+    _, ids = await on_thread(_texts(body), _prompt, body, entry, _plan(state, body, entry))
     return len(ids)
 
 
@@ -213,10 +204,8 @@ async def start_chat(state: ServerState, body: ChatBody) -> ChatCall:
         id=make_id("chatcmpl"),
         created=creation_time(),
         fingerprint=state.fingerprint(conversation.entry),
-        num_prompt_tokens=len(conversation.prompt_ids),
         prompt_ids=conversation.prompt_ids,
         outputs=[output(*each) for each in zip(*read_by, strict=True)],
-        ignored=conversation.ignored,
     )
 
 
@@ -224,7 +213,7 @@ def _plan(state: ServerState, body: ChatBody, entry: Entry) -> ToolPlan:
     num_tools, bound = len(body.tools or ()), state.settings.max_tools
     if num_tools > bound:
         message = f"tools has {num_tools} entries; the bound is {bound}"
-        raise ApiError(400, message, param="tools", code="invalid_value")
+        raise invalid_value(message, "tools")
     return plan_tools(body, entry, state.settings)
 
 
@@ -239,7 +228,7 @@ def _prepare(body: ChatBody, entry: Entry, plan: ToolPlan) -> _Prompt:
     text, ids = _prompt(body, entry, plan)
     if not ids:
         message = "messages have no tokens; there must be one at least"
-        raise ApiError(400, message, param="messages", code="invalid_value")
+        raise invalid_value(message, "messages")
     if len(ids) >= entry.model.session_len:
         bound = entry.model.session_len
         message = f"messages have {len(ids)} tokens; the model's length, with output, is {bound}"
@@ -331,7 +320,7 @@ async def _whole_choice(call: ChatCall, output: ChatOutput) -> dict[str, Any]:
     await output.reasoning.count_whole()
     logprobs = None
     if output.rows is not None:
-        logprobs = _logprobs(await off_loop(choice.token_ids, output.take_rows, new))
+        logprobs = _logprobs(await on_thread(choice.token_ids, output.take_rows, new))
     return {
         "index": choice.index,
         "message": builder.message(),

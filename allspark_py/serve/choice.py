@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from allspark._allspark import EventForm, GeneratedElements, RequestHandle
+from allspark._allspark import AsStatus, EventForm, GeneratedElements, RequestHandle
 from allspark.result_queue import ResultQueue
 from allspark.serve.catalog import Entry
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value, refused
 from allspark.serve.hub import Hub, News, PlainEnd, Watched
 from allspark.serve.sse import Writer
 from allspark.text_queue import TextElements
@@ -206,7 +206,7 @@ class Choice:
             text = text.removeprefix("token mask: ")
         else:
             return ApiError(500, text, code="internal_error")
-        return ApiError(400, f"{name}: {text}", param=name, code="invalid_value")
+        return invalid_value(f"{name}: {text}", name)
 
     @property
     def finish_reason(self) -> str:
@@ -274,9 +274,6 @@ async def start_prepared(
 def _choices(
     entry: Entry, started: tuple[Any, Any, Any], own: Own, first_index: int
 ) -> list[Choice]:
-    from allspark._allspark import AsStatus
-    from allspark.serve.errors import refused
-
     status, handles, queues = started
     if status != AsStatus.ALLSPARK_SUCCESS:
         raise refused(status, entry.model.engine.last_error())

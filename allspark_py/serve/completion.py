@@ -8,17 +8,18 @@ from typing import Any
 
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices, start_prepared
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.event_form import ids_form, text_form
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import check_outputs, naming, own_of, to_fields, words_of
 from allspark.serve.ids import creation_time, make_id
 from allspark.serve.logprobs import MOST_ROWS, CompletionRows, Rows
+from allspark.serve.prompt_checks import check_chars
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.common import CompletionBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import SMALL, check_chars, off_loop, size_of
+from allspark.serve.text_work import SMALL, on_thread, size_of
 from allspark.serve.usage import usage
 from allspark.text_queue import TextElements
 
@@ -42,13 +43,11 @@ class CompletionCall:
         fingerprint: str,
         prompts: list[_Prompt],
         choices: list[Choice],
-        ignored: str,
     ):
         self.body = body
         self.entry = entry
         self.prompts = prompts
         self.choices = choices
-        self.ignored = ignored
         self.head = {
             "id": make_id("cmpl"),
             "object": "text_completion",
@@ -82,9 +81,9 @@ class CompletionCall:
         new = choice.take()
         text = new.text
         logprobs = self._logprobs(choice, new, most_rows)
-        if self.body.echo and not self._has_begun[choice.index]:
-            text = (self.prompt_of(choice).text or "") + text
         is_first = not self._has_begun[choice.index]
+        if self.body.echo and is_first:
+            text = (self.prompt_of(choice).text or "") + text
         self._has_begun[choice.index] = True
         shown: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs}
         if choice.is_finished and not (self._rows and self._rows[choice.index]):
@@ -128,7 +127,7 @@ class CompletionCall:
         if not self._rows:
             return make()
         ids = [*(prompt.ids for prompt in self.prompts), *(each.token_ids for each in self.choices)]
-        return await off_loop(ids, make)
+        return await on_thread(ids, make)
 
     def usage(self) -> dict[str, Any]:
         """Of all prompts together."""
@@ -148,12 +147,12 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         ApiError: the request is refused.
     """
     entry = state.catalog.get(body.model)
-    ignored = check_fields(body, state.settings)
+    check_fields(body, state.settings)
     max_tokens = body.max_completion_tokens or body.max_tokens
     is_scoring = max_tokens == 0
     if is_scoring and not body.echo:
         message = "max_tokens is 0; it must be at least 1 where echo is false"
-        raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        raise invalid_value(message, "max_tokens")
     fields = to_fields(body, entry, state.settings, None if is_scoring else max_tokens)
     if body.logprobs is not None:
         fields.update(logprobs=True, top_logprobs=body.logprobs, prompt_logprobs=bool(body.echo))
@@ -170,8 +169,8 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         with naming(body):
             choices = await start_prepared(entry, prepare, own)
         log_prompt(state.settings, entry, prompts[0].ids)
-        return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
-    await off_loop((body.prompt, body.suffix), prepare)
+        return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices)
+    await on_thread((body.prompt, body.suffix), prepare)
     choices = []
     try:
         for prompt in prompts:
@@ -182,7 +181,7 @@ async def start_completion(state: ServerState, body: CompletionBody) -> Completi
         for choice in choices:
             choice.release()
         raise
-    return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices, ignored)
+    return CompletionCall(body, entry, state.fingerprint(entry), prompts, choices)
 
 
 def _is_quick(body: CompletionBody, fields: dict[str, Any]) -> bool:
@@ -199,7 +198,7 @@ def _encode(body: CompletionBody, entry: Entry, is_scoring: bool) -> list[_Promp
         given = [given]  # type: ignore[assignment, list-item]
     if not given or len(given) > MAX_PROMPTS:
         message = f"prompt has {len(given)} entries; it must have 1 to {MAX_PROMPTS}"
-        raise ApiError(400, message, param="prompt", code="invalid_value")
+        raise invalid_value(message, "prompt")
     check_outputs("prompt", len(given) * (body.n or 1), entry)
     prompts = [_to_prompt(body, entry, index, each) for index, each in enumerate(given)]
     bound = entry.model.session_len
@@ -219,7 +218,7 @@ def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _P
     model = entry.model
     if isinstance(given, list):
         if not given:
-            raise ApiError(400, f"prompt[{index}] is empty", param="prompt", code="invalid_value")
+            raise invalid_value(f"prompt[{index}] is empty", "prompt")
         return _Prompt(None, given)
     text = given
     if body.suffix is not None or _FILL in given:
@@ -228,7 +227,7 @@ def _to_prompt(body: CompletionBody, entry: Entry, index: int, given: Any) -> _P
     ids = model.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     if not ids:
         message = f"prompt[{index}] has no tokens; it must have one at least"
-        raise ApiError(400, message, param="prompt", code="invalid_value")
+        raise invalid_value(message, "prompt")
     return _Prompt(given, ids)
 
 
@@ -242,15 +241,15 @@ def _infilling(body: CompletionBody, entry: Entry, index: int, given: str) -> st
         raise ApiError(400, message, param="suffix", code="unsupported_feature")
     if suffix and _FILL in given:
         message = f"suffix is given, but prompt[{index}] has {_FILL}; one of them says what follows"
-        raise ApiError(400, message, param="suffix", code="invalid_value")
+        raise invalid_value(message, "suffix")
     if _FILL in suffix:
         message = f"suffix has {_FILL}, whose place is in the prompt"
-        raise ApiError(400, message, param="suffix", code="invalid_value")
+        raise invalid_value(message, "suffix")
     try:
         return template.get_prompt(given if _FILL in given else f"{given}{_FILL}{suffix}")
     except (TypeError, ValueError) as error:
         param, message = "suffix" if suffix else "prompt", f"prompt[{index}]: {error}"
-        raise ApiError(400, message, param=param, code="invalid_value") from None
+        raise invalid_value(message, param) from None
 
 
 async def whole_completion(call: CompletionCall) -> dict[str, Any]:

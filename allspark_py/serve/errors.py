@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allspark._allspark import AsStatus
-from allspark.input_ids import shown
+from allspark.error_text import shown
 
 # HTTP status -> the `type` that OpenAI's and Anthropic's clients know. Other errors of a request
 # are "invalid_request_error".
@@ -94,6 +94,11 @@ def _bounded(text: str) -> str:
         return text
     half = MAX_CHARS // 2 - 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def invalid_value(message: str, param: str | None = None) -> ApiError:
+    """The error for a field that is wrong."""
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 def refused(status: AsStatus, message: str) -> ApiError:

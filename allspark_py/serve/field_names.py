@@ -38,8 +38,8 @@ _MAX_LOGGED = 1000
 _logged: set[str] = set()
 
 
-def check_fields(body: RequestBody, settings: ServerSettings, beyond: tuple[str, ...] = ()) -> str:
-    """The unknown fields of a request, for the header that names them. The log names them, too.
+def check_fields(body: RequestBody, settings: ServerSettings, beyond: tuple[str, ...] = ()) -> None:
+    """Refuses fields that are not served. The log names unknown ones, which are ignored.
 
     Args:
         beyond: fields that are known and not served; each must be None or empty.
@@ -53,13 +53,21 @@ def check_fields(body: RequestBody, settings: ServerSettings, beyond: tuple[str,
     for name, value in (body.model_extra or {}).items():
         if _must_be_served(name, value):
             raise not_served(_escaped(name))
-    unknown = [_escaped(name) for name in body.unknown_fields[:_MAX_NAMED]]
+    unknown = _unknown(body)
     if unknown and settings.strict_fields:
         message = f"{unknown[0]} is not a field of this request"
         raise ApiError(400, message, param=unknown[0], code="unknown_field")
     for name in unknown:
         _log(name)
-    return ", ".join(unknown)[:_MAX_HEADER_CHARS]
+
+
+def unknown_names(body: RequestBody) -> str:
+    """The unknown fields of a request, for the header that names them."""
+    return ", ".join(_unknown(body))[:_MAX_HEADER_CHARS]
+
+
+def _unknown(body: RequestBody) -> list[str]:
+    return [_escaped(name) for name in body.unknown_fields(_MAX_NAMED)]
 
 
 def _must_be_served(name: str, value: Any) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
+from allspark.error_text import shown
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Own
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.field_names import not_served
 from allspark.serve.protocol.common import (
     FORMAT_FIELDS,
@@ -27,10 +28,10 @@ _MAX_ID_DIGITS = 10
 # The same name and meaning in the engine's config.
 _SAME = (
     "typical_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "suppress_repetition_in_generation", "seed", "stop_token_ids", "stop_words_ids", "bad_words",
-    "bad_words_ids", "ignore_eos", "max_length", "min_length", "skip_special_tokens",
-    "include_stop_str_in_output", "priority", "no_repeat_ngram_size", "logprobs_mode",
-    "prompt_lookup_num_tokens", "use_draft_model", "beam_early_stopping", "length_penalty",
+    "suppress_repetition_in_generation", "seed", "stop_words_ids", "bad_words", "bad_words_ids",
+    "ignore_eos", "max_length", "min_length", "skip_special_tokens", "include_stop_str_in_output",
+    "priority", "no_repeat_ngram_size", "logprobs_mode", "prompt_lookup_num_tokens",
+    "use_draft_model", "beam_early_stopping", "length_penalty",
 )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def to_fields(
     fewest = max(body.min_tokens or 0, body.min_new_tokens or 0)
     if fewest:
         fields["min_new_tokens"] = fewest if max_tokens is None else min(fewest, max_tokens)
-    ends = [] if body.ignore_eos else entry.model.request_fields().get("stop_token_ids", [])
+    ends = [] if body.ignore_eos else fields.get("stop_token_ids", [])
     fields["stop_token_ids"] = [*ends, *(body.stop_token_ids or ())]
     fields["stop_words"] = _stops(body, entry, settings)
     if body.bad_token_ids:
@@ -95,7 +96,7 @@ def check_outputs(name: str, count: int, entry: Entry) -> None:
     if bound is not None and count > bound:
         flags = "--max-batch-size, --max-waiting-requests"
         message = f"{name} asks for {count} outputs; at most {bound} run and wait at once ({flags})"
-        raise ApiError(400, message, param=name, code="invalid_value")
+        raise invalid_value(message, name)
 
 
 def _outputs(body: GenerationBody, entry: Entry) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _outputs(body: GenerationBody, entry: Entry) -> dict[str, Any]:
     n, best_of, num_beams = body.n or 1, body.best_of or body.n or 1, body.num_beams or 1
     if best_of < n:
         message = f"best_of is {best_of}; it must be at least n, which is {n}"
-        raise ApiError(400, message, param="best_of", code="invalid_value")
+        raise invalid_value(message, "best_of")
     # The engine refuses equal outputs where they are asked for by do_sample False. A temperature of
     # 0 gives them all the same.
     sampled = {"n": n, "do_sample": body.do_sample is not False}
@@ -174,20 +175,19 @@ def check_stops(name: str, stops: list[str], settings: ServerSettings) -> None:
     if len(stops) > settings.max_stops:
         bound = settings.max_stops
         message = f"{name} has {len(stops)} strings; the bound is {bound}"
-        raise ApiError(400, message, param=name, code="invalid_value")
+        raise invalid_value(message, name)
     for index, word in enumerate(stops):
         if not word:
             message = f"{name}[{index}] is empty; it must have a character at least"
-            raise ApiError(400, message, param=f"{name}[{index}]", code="invalid_value")
+            raise invalid_value(message, f"{name}[{index}]")
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     found = {}
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
-            shown = token if len(token) <= 100 else token[:100] + "..."
-            message = f"logit_bias has the key {shown!r}; it must be a token id"
-            raise ApiError(400, message, param="logit_bias", code="invalid_value")
+            message = f"logit_bias has the key {shown(token)}; it must be a token id"
+            raise invalid_value(message, "logit_bias")
         found[int(token)] = float(bias)
     return found
 
@@ -200,7 +200,7 @@ def to_format(body: GenerationBody, settings: ServerSettings) -> dict[str, Any] 
         return None
     if len(given) > 1:
         message = f"{given[0]} and {given[1]} are both given; there is one format"
-        raise ApiError(400, message, param=given[1], code="invalid_value")
+        raise invalid_value(message, given[1])
     (name,) = given
     value = getattr(body, name)
     plain = value.model_dump(by_alias=True) if isinstance(value, StructuredOutputs) else value
@@ -225,8 +225,8 @@ def _response_format(value: dict[str, Any]) -> dict[str, Any] | None:
         return value
     for name in value:
         if name != "type":
-            message = f"response_format of type 'text' has the key {name[:100]!r}; it has no other"
-            raise ApiError(400, message, param="response_format", code="invalid_value")
+            message = f"response_format of type 'text' has the key {shown(name)}; it has no other"
+            raise invalid_value(message, "response_format")
     return None
 
 
@@ -243,7 +243,7 @@ def _structured(outputs: StructuredOutputs) -> dict[str, Any] | None:
     if len(given) > 1:
         first, second = (each.rstrip("_").replace("schema", "json") for each in given[:2])
         message = f"structured_outputs has {first} and {second}; it must have one"
-        raise ApiError(400, message, param="structured_outputs", code="invalid_value")
+        raise invalid_value(message, "structured_outputs")
     name, value = given[0], getattr(outputs, given[0])
     if name == "schema_":
         return {"type": "json_schema", "json_schema": value}
@@ -268,7 +268,7 @@ def _structural_tag(value: dict[str, Any] | str) -> dict[str, Any]:
 
 def _wrong_tag(problem: str) -> ApiError:
     message = f"structural_tag is {problem}"
-    return ApiError(400, message, param="structural_tag", code="invalid_value")
+    return invalid_value(message, "structural_tag")
 
 
 def check_schema_size(name: str, value: Any, settings: ServerSettings) -> None:
@@ -276,7 +276,7 @@ def check_schema_size(name: str, value: Any, settings: ServerSettings) -> None:
     size, bound = len(orjson.dumps(value)), settings.max_schema_bytes
     if size > bound:
         message = f"{name} has {size} bytes as JSON; the bound is {bound}"
-        raise ApiError(400, message, param=name, code="invalid_value")
+        raise invalid_value(message, name)
 
 
 # How the engine's message begins where a field is wrong.

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
+from allspark.serve.errors import invalid_value
 from allspark.serve.field_names import check_fields
 from allspark.serve.fields import naming, own_of, to_fields
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.texts import GenerateBody
 from allspark.serve.sse import DONE, Writer, frame
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import off_loop
-from allspark.serve.texts import encode_inputs, invalid
+from allspark.serve.text_work import on_thread
+from allspark.serve.texts import encode_inputs
 
 
 class GenerateCall:
     """A request to /generate, started."""
 
-    def __init__(self, entry: Entry, num_prompt_tokens: int, choice: Choice, ignored: str):
+    def __init__(self, num_prompt_tokens: int, choice: Choice):
         self.choice = choice
-        self.ignored = ignored
-        self._entry = entry
         self._num_prompt_tokens = num_prompt_tokens
-        self._logprobs: list[tuple[float, int]] = []
 
     def part(self, has_logprobs: bool) -> dict[str, Any]:
         """What came since the last call."""
@@ -49,20 +46,20 @@ class GenerateCall:
 async def start_generate(state: ServerState, body: GenerateBody) -> GenerateCall:
     """Checks a request and starts it. Raises ApiError where it is refused."""
     entry = state.catalog.get(body.model)
-    ignored = check_fields(body, state.settings, ("image_data", "return_routed_experts"))
+    check_fields(body, state.settings, ("image_data", "return_routed_experts"))
     if (body.prompt is None) == (body.input_ids is None):
-        raise invalid("prompt and input_ids: one of them must be given", "prompt")
+        raise invalid_value("prompt and input_ids: one of them must be given", "prompt")
     if (body.n or 1) > 1:
-        raise invalid(f"n is {body.n}; it must be 1", "n")
+        raise invalid_value(f"n is {body.n}; it must be 1", "n")
     fields = to_fields(body, entry, state.settings, body.max_tokens)
     if body.return_logprob:
         fields["logprobs"] = True
     given = body.prompt if body.prompt is not None else body.input_ids
-    (ids,) = await off_loop(given, encode_inputs, entry, [given], "prompt")
+    (ids,) = await on_thread(given, encode_inputs, entry, [given], "prompt")
     with naming(body):
         (choice,) = await start_choices(entry, ids, fields, own_of(body))
     log_prompt(state.settings, entry, ids)
-    return GenerateCall(entry, len(ids), choice, ignored)
+    return GenerateCall(len(ids), choice)
 
 
 async def whole_generate(call: GenerateCall, body: GenerateBody) -> dict[str, Any]:

@@ -9,15 +9,15 @@ import orjson
 from allspark.pipeline.generation import count_without_end, end_ids
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, finish, start_choices
-from allspark.serve.errors import ApiError, model_not_found
+from allspark.serve.errors import ApiError, invalid_value, model_not_found
 from allspark.serve.fields import naming, own_of, to_fields
-from allspark.serve.places import shown
+from allspark.serve.places import shown, wrong
 from allspark.serve.prompt_log import log_prompt
 from allspark.serve.protocol.interactive import InteractiveBody
 from allspark.serve.sessions import Session, Sessions
 from allspark.serve.sse import Writer
 from allspark.serve.state import ServerState
-from allspark.serve.text_work import off_loop
+from allspark.serve.text_work import on_thread
 
 # Fields that ask for what is not served.
 NOT_SERVED = ("image_url",)
@@ -52,7 +52,7 @@ class Turn:
         try:
             self.text, self.ids = conversation.ask(model.template, model.tokenizer, *asked)
         except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), param="prompt", code="invalid_value") from None
+            raise invalid_value(str(error), "prompt") from None
         self.asked = asked
         self.num_kept = conversation.num_kept(self.ids)
         self.num_bytes = len(orjson.dumps([*conversation.messages, *asked]))
@@ -121,13 +121,13 @@ async def start_turn(
     entry = _entry(state, body)
     sessions, session_id = state.sessions, -1 if body.session_id is None else body.session_id
     if (body.n or 1) > 1:
-        raise _wrong("n", f"is {body.n}; it must be 1")
+        raise wrong("n", f"is {body.n}; it must be 1")
     if body.cancel:
         return _cancel(sessions, owner, session_id)
     if not body.prompt:
         return _end_session(sessions, owner, session_id, body, entry)
     if body.request_output_len == 0:
-        raise _wrong("request_output_len", "is 0; it must be at least 1")
+        raise wrong("request_output_len", "is 0; it must be at least 1")
     fields = to_fields(body, entry, state.settings, body.request_output_len, SAMPLING)
     is_kept = bool(body.interactive_mode)
     given = None if session_id == -1 else session_id
@@ -137,7 +137,7 @@ async def start_turn(
         if isinstance(asked, str):
             asked = [{"role": "user", "content": asked}]
         texts = (turn.session.conversation.messages, asked)
-        await off_loop(texts, turn.prepare, entry, asked)
+        await on_thread(texts, turn.prepare, entry, asked)
         turn.ends = end_ids(fields)
         turn.includes_end = bool(body.include_stop_str_in_output)
         if len(turn.ids) < entry.model.session_len:
@@ -164,10 +164,6 @@ def _entry(state: ServerState, body: InteractiveBody) -> Entry:
     return state.catalog.get(body.adapter_name)
 
 
-def _wrong(param: str, problem: str) -> ApiError:
-    return ApiError(400, f"{param} {problem}", param=param, code="invalid_value")
-
-
 def _nothing(session_id: int, history_tokens: int = 0) -> dict[str, Any]:
     """The answer where nothing was to be generated."""
     item = _item("", 0, 0, history_tokens)
@@ -176,7 +172,7 @@ def _nothing(session_id: int, history_tokens: int = 0) -> dict[str, Any]:
 
 def _cancel(sessions: Sessions, owner: bytes, session_id: int) -> dict[str, Any]:
     if session_id == -1:
-        raise _wrong("session_id", "is missing; cancel needs that of the turn")
+        raise wrong("session_id", "is missing; cancel needs that of the turn")
     session = sessions.find(owner, session_id)
     if session is not None:
         session.cancel()
@@ -187,7 +183,7 @@ def _end_session(
     sessions: Sessions, owner: bytes, session_id: int, body: InteractiveBody, entry: Entry
 ) -> dict[str, Any]:
     if body.interactive_mode or session_id == -1:
-        raise _wrong("prompt", "is empty; it must have a character or a message at least")
+        raise wrong("prompt", "is empty; it must have a character or a message at least")
     if sessions.find(owner, session_id) is None:  # no other one is to make room for it
         return _nothing(session_id)
     session = sessions.begin_turn(owner, session_id, entry.model.name, False)

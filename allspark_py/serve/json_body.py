@@ -6,7 +6,8 @@ import asyncio
 from typing import Any, TypeVar
 
 import orjson
-from allspark.serve.errors import ApiError
+from allspark.error_text import shown
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.protocol.common import RequestBody
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -90,23 +91,23 @@ def validate(model: type[Body], value: dict[str, Any]) -> Body:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(error) from None
+        raise _first_fault(error) from None
 
 
-def invalid(error: ValidationError) -> ApiError:
+def _first_fault(error: ValidationError) -> ApiError:
     """The first fault that validation found, as field, what is wrong, and the value. Of a field
     with alternatives, the one that fits best has its fault deepest."""
     faults = error.errors(include_url=False, include_context=False)
     own = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
     fault = max(own, key=lambda each: len(each["loc"]))
     param = path_of(fault["loc"])
-    given = _shown(fault.get("input"))
+    given = fault.get("input")
     message = f"{param}: {fault['msg']}"
     if fault["type"] == "missing":
         message = f"{param} is missing"
-    elif given is not None:
-        message += f"; it is {given}"
-    return ApiError(400, message, param=param, code="invalid_value")
+    elif not isinstance(given, (dict, list)):
+        message += f"; it is {shown(given)}"
+    return invalid_value(message, param)
 
 
 def path_of(location: tuple[int | str, ...]) -> str:
@@ -123,13 +124,3 @@ def path_of(location: tuple[int | str, ...]) -> str:
 
 # Alternatives of a field, in the places that pydantic names.
 _KINDS = {"str", "int", "float", "bool", "list", "dict", "none"}
-
-
-def _shown(value: Any) -> str | None:
-    if isinstance(value, (dict, list)):
-        return None
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a number of too many digits"
-    return text if len(text) <= 100 else text[:100] + "..."

@@ -148,13 +148,12 @@ class CompletionRows:
         found: dict[str, Any] = {
             "text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": [],
         }  # fmt: skip
-        for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=False)):
+        for token, logprob, top in zip(ids, logprobs, tops, strict=True):
             text, _ = self._tokens[token]
             found["text_offset"].append(self._offset)
             self._offset += len(text)
             found["tokens"].append(text)
             found["token_logprobs"].append(None if logprob is None else max(logprob, -9999.0))
-            top = tops[index] if index < len(tops) else ()
             found["top_logprobs"].append(self._top(token, logprob, top))
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from allspark.serve.parsers.collector import is_json_object
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.parsers.messages import (
     ContentDelta,
     Delta,

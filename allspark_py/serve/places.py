@@ -7,20 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allspark.serve.errors import ApiError
-
-_MAX_SHOWN = 100  # characters of a value in an error
+from allspark import error_text
+from allspark.serve.errors import ApiError, invalid_value
 
 
 def wrong(place: str, problem: str) -> ApiError:
     """The error for a field that is wrong, as "messages[0].content" and "is missing"."""
-    return ApiError(400, f"{place} {problem}", param=place, code="invalid_value")
+    return invalid_value(f"{place} {problem}", place)
 
 
 def shown(value: Any) -> str:
     """A value in an error's message."""
-    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    is_short = isinstance(value, (str, int, float, bool))
+    return error_text.shown(value) if is_short else type(value).__name__
 
 
 def renamed(

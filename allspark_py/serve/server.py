@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import signal
 import socket
 import threading
@@ -20,8 +19,6 @@ from allspark.serve.catalog import Catalog
 from allspark.serve.connection import Connection
 from allspark.serve.settings import ServerSettings
 from allspark.serve.state import ServerState
-
-logger = logging.getLogger("allspark.serve")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from allspark.pipeline.conversation import Conversation
 from allspark.serve.choice import Choice
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 
 # Ids that the server gives are above those that clients think of, and exact as numbers of JSON.
 _FIRST_OWN_ID = 1 << 52
@@ -119,7 +119,7 @@ class Sessions:
                 f"session_id is {session_id}, a session of the model {session.model!r}; model is "
                 f"{model!r}"
             )
-            raise ApiError(400, message, param="model", code="invalid_value")
+            raise invalid_value(message, "model")
         session.is_busy = True
         return session
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from allspark.serve.parsers.choice import choose_reasoning_parser, choose_tool_parser
+from allspark.serve.parsers.registry import choose_reasoning_parser, choose_tool_parser
 
 
 def flag(default: Any, text: str, name: str | None = None, metavar: str | None = None) -> Any:
@@ -88,7 +88,7 @@ class ServerSettings:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a bound is none, or a name is not known."""
+        """Raises ValueError where a number is negative or not finite, or a name is unknown."""
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be at least 0")

@@ -25,6 +25,11 @@ def frame(value: Any, event: str | None = None) -> bytes:
     return data if event is None else b"event: " + event.encode() + b"\n" + data
 
 
+def typed_frame(event: dict[str, Any]) -> bytes:
+    """One event that is named after its type."""
+    return frame(event, event["type"])
+
+
 class Source(Protocol):
     """What a stream is made of. `start` is given the writer; `abort` is called once where the
     client went away."""
@@ -47,7 +52,7 @@ class Writer:
     """
 
     __slots__ = (
-        "_is_closing", "_loop", "_pending", "_send", "_time", "_write_part",
+        "_is_closing", "_is_planned", "_loop", "_pending", "_send", "_time", "_write_part",
         "end", "is_free", "last_write", "on_free",
     )  # fmt: skip
 
@@ -58,6 +63,7 @@ class Writer:
         self._pending: asyncio.Task[None] | None = None
         self.end: asyncio.Future[None] = self._loop.create_future()  # the last data is sent
         self._is_closing = False
+        self._is_planned = False  # `on_free` is to be called again
         self.is_free = True  # whether `write` may be called
         self.on_free: Callable[[], None] = lambda: None
         self._time = self._loop.time
@@ -104,7 +110,13 @@ class Writer:
 
     def call_again(self) -> None:
         """Calls `on_free` once others had their turn: there is more to write than was made."""
-        self._loop.call_soon(self._call_on_free)
+        if not self._is_planned:
+            self._is_planned = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_planned = False
+        self._call_on_free()
 
     def _call_on_free(self) -> None:
         if not self.is_free or self._is_closing or self.end.done():

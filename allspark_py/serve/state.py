@@ -34,12 +34,13 @@ class ServerState:
     num_running: int = 0  # requests that are being answered
     sessions: Sessions = field(init=False)
     batches: Batches | None = None  # None: without the routes of files and batches
-    _idle: asyncio.Event | None = None
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
     responses: Library = field(init=False)
     # By the name of an entry and the digest of its adapter, which may be loaded anew.
     _fingerprints: dict[tuple[str, str | None], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._idle.set()
         self.responses = Library(self.settings)
         settings = self.settings
         for model in self.catalog.models:
@@ -54,22 +55,16 @@ class ServerState:
     def begin(self) -> None:
         """A request begins to be answered."""
         self.num_running += 1
-        if self._idle is not None:
-            self._idle.clear()
+        self._idle.clear()
 
     def end(self) -> None:
         """A request was answered."""
         self.num_running -= 1
-        if self.num_running == 0 and self._idle is not None:
+        if not self.num_running:
             self._idle.set()
 
     async def idle(self) -> None:
         """Returns when no request is being answered."""
-        if self._idle is None:
-            self._idle = asyncio.Event()
-        if self.num_running == 0:
-            return
-        self._idle.clear()
         await self._idle.wait()
 
     def fingerprint(self, entry: Entry) -> str:

@@ -11,20 +11,12 @@ from typing import Any
 import numpy as np
 from allspark.serve.catalog import Entry
 from allspark.serve.choice import Choice, Own, finish, start_choices
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
+from allspark.serve.prompt_checks import check_chars, template_error, template_variables
 from allspark.serve.protocol.common import MAX_TIMEOUT_MS
 from allspark.serve.protocol.texts import MAX_INPUTS, EmbeddingBody, EncodeBody, TokenizeBody
 from allspark.serve.settings import ServerSettings
-from allspark.serve.text_work import (
-    check_chars,
-    off_loop,
-    template_error,
-    template_variables,
-)
-
-
-def invalid(message: str, param: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
+from allspark.serve.text_work import on_thread
 
 
 async def run_prompts(
@@ -90,7 +82,8 @@ def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not given or len(given) > MAX_INPUTS:
-        raise invalid(f"{name} has {len(given)} entries; it must have 1 to {MAX_INPUTS}", name)
+        message = f"{name} has {len(given)} entries; it must have 1 to {MAX_INPUTS}"
+        raise invalid_value(message, name)
     found = []
     for index, each in enumerate(given):
         where = name if len(given) == 1 else f"{name}[{index}]"
@@ -98,7 +91,7 @@ def encode_inputs(entry: Entry, given: Any, name: str) -> list[list[int]]:
             check_chars(entry.model, each, where)
         ids = entry.model.tokenizer.encode(each) if isinstance(each, str) else each
         if not ids:
-            raise invalid(f"{where} has no tokens; it must have one at least", where)
+            raise invalid_value(f"{where} has no tokens; it must have one at least", where)
         bound = entry.model.session_len
         if len(ids) > bound:
             message = f"{where} has {len(ids)} tokens; the model's length is {bound}"
@@ -113,7 +106,7 @@ async def embeddings(entry: Entry, body: EmbeddingBody, settings: ServerSettings
         raise ApiError(
             400, "dimensions is not served", param="dimensions", code="unsupported_feature"
         )
-    prompts = await off_loop(body.input, encode_inputs, entry, body.input, "input")
+    prompts = await on_thread(body.input, encode_inputs, entry, body.input, "input")
     fields = {
         "pooling": body.pooling or "mean",
         "normalize": body.normalize is not False,
@@ -134,9 +127,9 @@ async def embeddings(entry: Entry, body: EmbeddingBody, settings: ServerSettings
 
 async def perplexity(entry: Entry, given: Any, settings: ServerSettings) -> float:
     """The mean cross entropy of a text or ids."""
-    (ids,) = await off_loop(given, encode_inputs, entry, [given], "input")
+    (ids,) = await on_thread(given, encode_inputs, entry, [given], "input")
     if len(ids) < 2:
-        raise invalid(f"input has {len(ids)} tokens; a score needs 2", "input")
+        raise invalid_value(f"input has {len(ids)} tokens; a score needs 2", "input")
     fields = {"prompt_logprobs": True}
     (elements,) = await run_prompts(entry, [ids], fields, settings.request_timeout)
     logprobs = elements.prompt_token_logprobs_list
@@ -159,7 +152,7 @@ def tokenize(entry: Entry, body: TokenizeBody) -> dict[str, Any]:
     """The answer of /tokenize."""
     model = entry.model
     if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt and messages: one of them must be given", "prompt")
+        raise invalid_value("prompt and messages: one of them must be given", "prompt")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         ids = model.tokenizer.encode(body.prompt, add_special_tokens=special)
@@ -189,6 +182,6 @@ def detokenize(entry: Entry, ids: list[int]) -> str:
     for index, token in enumerate(ids):
         if token >= size:
             message = f"tokens[{index}] is {token}; ids are below {size}"
-            raise invalid(message, f"tokens[{index}]")
+            raise invalid_value(message, f"tokens[{index}]")
     text: str = entry.model.tokenizer.decode(ids)
     return text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from allspark.chat_template import TokenizerTemplate
 from allspark.serve.call_checks import CallCheck
 from allspark.serve.catalog import Entry
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.fields import check_schema_size, own_of, to_format
 from allspark.serve.parsers import (
     MessageParser,
@@ -115,7 +115,7 @@ class ToolPlan:
                 content=self.content,
             )
         except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), param="tools", code="invalid_value") from None
+            raise invalid_value(str(error), "tools") from None
 
     def make_check(self, unchecked: Collection[str]) -> CallCheck:
         """What validates one output's calls of the tools with these names."""
@@ -196,7 +196,7 @@ def _checked(param: str, read: Any, *arguments: Any) -> Any:
     try:
         return read(*arguments)
     except (TypeError, ValueError) as error:
-        raise ApiError(400, str(error), param=param, code="invalid_value") from None
+        raise invalid_value(str(error), param) from None
 
 
 def _enable_thinking(body: ChatBody) -> bool | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from allspark.serve.choice import Choice
 from allspark.serve.message import MessageBuilder
-from allspark.serve.text_work import begin, off_loop
+from allspark.serve.text_work import begin, on_thread
 
 
 def usage(
@@ -32,6 +31,15 @@ def usage(
     }
 
 
+async def count_reasoning(tokenizer: Any, text: str) -> int:
+    """The tokens of a whole reasoning, counted on a thread: it may be long."""
+    return await on_thread(text, _length, tokenizer, text)
+
+
+def _length(tokenizer: Any, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
 class ReasoningTokens:
     """How many tokens the reasoning of one output has.
 
@@ -43,20 +51,20 @@ class ReasoningTokens:
     def __init__(self, builder: MessageBuilder, tokenizer: Any):
         self.count = 0  # so far
         self._builder = builder
-        self._encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._tokenizer = tokenizer
         self._task: asyncio.Task[None] | None = None
 
     def count_new(self) -> None:
         """Counts the pieces that have come since the last call."""
         text = self._builder.take_reasoning()
         if text:
-            self.count += len(self._encode(text))
+            self.count += _length(self._tokenizer, text)
 
     async def count_whole(self) -> None:
         """Counts the whole text. The output has ended."""
         text = self._builder.reasoning
         if text:
-            self.count = len(await off_loop(text, self._encode, text))
+            self.count = await count_reasoning(self._tokenizer, text)
 
     def is_whole(self, changed: Callable[[], None]) -> bool:
         """Whether the whole text of an output that has ended is counted; `changed` is called once

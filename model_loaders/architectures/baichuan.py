@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..alibi import alibi_slopes
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from . import llama
+from .alibi import alibi_slopes
 from .common import changed, renamed, weights
 
 # The configurations of the models with ALiBi do not have this field.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..alibi import alibi_slopes
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from . import falcon
-from .common import changed, layer_norm_decoder, older_names, require, weights
-from .internlm import by_groups
+from .alibi import alibi_slopes
+from .common import by_groups, changed, layer_norm_decoder, older_names, require, weights
 
 WEIGHTS = changed(
     weights(**falcon.NAMES, embedding_norm="transformer.word_embeddings_layernorm"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..config import ModelConfig
 from ..errors import UnsupportedModelError
 from ..spec import Weight
@@ -61,6 +64,16 @@ def changed(rules: tuple[Weight, ...], *tensors: str, **changes: Any) -> tuple[W
     return tuple(
         replace(rule, **changes) if rule.target.split(".")[-1] in names else rule for rule in rules
     )
+
+
+def by_groups(spec: Any) -> NDArray[np.intp]:
+    """From rows stored group by group (a group's queries, its key, its value) to all queries, then
+    all keys, then all values.
+    """
+    queries = spec.num_heads // spec.num_kv_heads
+    shape = (spec.num_kv_heads, queries + 2, spec.head_dim)
+    rows = np.arange(np.prod(shape), dtype=np.intp).reshape(shape)
+    return np.concatenate([part.ravel() for part in np.split(rows, [queries, queries + 1], 1)])
 
 
 def renamed(config: ModelConfig, **names: str) -> ModelConfig:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..config import ModelConfig
+from ..derived import row_range
 from ..spec import Architecture, Weight, register
+from ..storage import Tensors
 from .common import (
     activation,
     optional_number,
@@ -15,7 +18,7 @@ from .common import (
     weights,
     with_defaults,
 )
-from .experts import split_experts, with_experts
+from .experts import with_experts
 
 NAMES = {
     "hidden_size": "d_model",
@@ -69,6 +72,24 @@ def dbrx(config: ModelConfig) -> dict[str, Any]:
         expert_intermediate_size=config.integer("intermediate_size"),
         normalize_expert_weights=experts["moe_normalize_expert_weights"] is not None,
     )
+
+
+def split_experts(tensors: Tensors, spec: Any) -> Tensors:
+    """``tensors`` where each expert has its own matrices, ``mlp.N.w1.weight``, instead of rows in
+    one matrix of all experts, ``mlp.w1``.
+    """
+    view = dict(tensors)
+    for name, entry in tensors.items():
+        match = re.fullmatch(r"(.*\.ffn\.experts\.mlp)\.(w1|v1|w2)", name)
+        if match is None or not entry.shape:
+            continue
+        rows, rest = divmod(entry.shape[0], spec.num_experts)
+        if rows == 0 or rest:
+            continue
+        del view[name]
+        for e in range(spec.num_experts):
+            view[f"{match[1]}.{e}.{match[2]}.weight"] = row_range(entry, e * rows, rows)
+    return view
 
 
 register(Architecture("DbrxForCausalLM", dbrx, WEIGHTS, (), standard, view=split_experts), "dbrx")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from ..config import ModelConfig
-from ..derived import row_range
-from ..spec import Tensors, Weight
+from ..spec import Weight
 from .llama import NAMES
 
 # The bias that a router with sigmoids adds to its scores.
@@ -58,24 +56,6 @@ def with_experts(
         return fields
     inner = fields["intermediate_size"] if dense_layers else 0
     return {**fields, "intermediate_size": inner, "dense_layers": list(dense_layers), **experts}
-
-
-def split_experts(tensors: Tensors, spec: Any) -> Tensors:
-    """``tensors`` where each expert has its own matrices, ``mlp.N.w1.weight``, instead of rows in
-    one matrix of all experts, ``mlp.w1``.
-    """
-    view = dict(tensors)
-    for name, entry in tensors.items():
-        match = re.fullmatch(r"(.*\.ffn\.experts\.mlp)\.(w1|v1|w2)", name)
-        if match is None or not entry.shape:
-            continue
-        rows, rest = divmod(entry.shape[0], spec.num_experts)
-        if rows == 0 or rest:
-            continue
-        del view[name]
-        for e in range(spec.num_experts):
-            view[f"{match[1]}.{e}.{match[2]}.weight"] = row_range(entry, e * rows, rows)
-    return view
 
 
 def routed_experts(

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..alibi import alibi_slopes
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from ..storage import round_float32
-from .common import changed, layer_norm_decoder, older_names, require, weights
-from .internlm import by_groups
+from .alibi import alibi_slopes
+from .common import by_groups, changed, layer_norm_decoder, older_names, require, weights
 
 NAMES = {
     "layer": "transformer.h.{i}.",

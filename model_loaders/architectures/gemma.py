@@ -50,7 +50,7 @@ def standard2(config: ModelConfig) -> ModelConfig:
 def standard3(config: ModelConfig) -> ModelConfig:
     """Splits off the frequencies of layers with a window, wherever the configuration has them."""
     config = with_defaults(standard(config), sliding_window=4096)
-    both = config.section("rope_parameters") or ModelConfig({})
+    both = config.part("rope_parameters")
     whole, window = both.section("full_attention"), both.section("sliding_attention")
     local = config.number("rope_local_base_freq", 10000.0)
     return config.with_fields(

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..notices import notice
-from ..spec import Architecture, Tensors, register
-from ..storage import OutputsFirst, TensorEntry
+from ..spec import Architecture, register
+from ..storage import OutputsFirst, TensorEntry, Tensors
 from .common import changed, layer_norm_decoder, older_names, require, weights
 
 _MATRICES = {

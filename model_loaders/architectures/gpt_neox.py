@@ -10,8 +10,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..rope import partial_rotary_dim
 from ..spec import Architecture, register
-from .common import changed, layer_norm_decoder, renamed, weights
-from .internlm import by_groups
+from .common import by_groups, changed, layer_norm_decoder, renamed, weights
 
 WEIGHTS = weights(
     layer="gpt_neox.layers.{i}.",

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..config import ModelConfig
 from ..spec import Architecture, register
 from . import llama
-from .common import changed, weights
+from .common import by_groups, changed, weights
 
 
 def standard(config: ModelConfig) -> ModelConfig:
     """InternLM has the base of its frequencies in an object field."""
-    rotary = config.section("rotary") or ModelConfig({})
+    rotary = config.part("rotary")
     if rotary.get("type", "origin") not in ("origin", "dynamic"):
         raise rotary.refuse("type", "origin, dynamic")
     theta = rotary.number("base", config.number("rope_theta", 10000.0))
@@ -32,16 +29,6 @@ def internlm3(config: ModelConfig) -> dict[str, Any]:
     bias = config.flag("bias", fields["mlp_bias"])
     qkv_bias = config.flag("qkv_bias", fields["qkv_bias"])
     return {**fields, "qkv_bias": qkv_bias, "o_bias": bias, "mlp_bias": bias}
-
-
-def by_groups(spec: Any) -> NDArray[np.intp]:
-    """From rows stored group by group (a group's queries, its key, its value) to all queries, then
-    all keys, then all values.
-    """
-    queries = spec.num_heads // spec.num_kv_heads
-    shape = (spec.num_kv_heads, queries + 2, spec.head_dim)
-    rows = np.arange(np.prod(shape), dtype=np.intp).reshape(shape)
-    return np.concatenate([part.ravel() for part in np.split(rows, [queries, queries + 1], 1)])
 
 
 WEIGHTS2 = weights(

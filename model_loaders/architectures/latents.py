@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..errors import UnexplainedTensorError
-from ..spec import Tensors, Weight
+from ..spec import Weight
+from ..storage import Tensors
 from .llama import NAMES
 
 ATTENTION = NAMES["layer"] + "self_attn."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..alibi import alibi_slopes
 from ..config import ModelConfig
 from ..spec import Architecture, register
+from .alibi import alibi_slopes
 from .common import layer_norm_decoder, older_names, optional_number, require, weights
 
 WEIGHTS = weights(

@@ -7,15 +7,8 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..rope import DEFAULT_THETA
-from .family import Family, biased
+from .family import Family, biased, sliding_window
 from .source import Source
-
-# Norms after attention and MLP.
-_POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
 
 
 def _llama(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +34,7 @@ def _baichuan(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _qwen3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+def _attention_bias(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {"attention_bias": biased(source, "attn_q")}
 
 
@@ -76,25 +69,7 @@ def _gemma3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _phi3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
-    window = source.integer("attention.sliding_window", 0, 0)
-    return {"sliding_window": window or None}
-
-
-def _glm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": biased(source, "attn_q")}
-
-
-_CHATGLM_WHOLE = {
-    "token_embd": "transformer.embedding.word_embeddings",
-    "output_norm": "transformer.encoder.final_layernorm",
-    "output": "transformer.output_layer",
-}
-_CHATGLM = {
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+    return {"sliding_window": sliding_window(source)}
 
 
 def _chatglm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -105,25 +80,9 @@ def _chatglm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_QWEN_WHOLE = {
-    "token_embd": "transformer.wte",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-}
-_QWEN = {
-    "attn_norm": "ln_1",
-    "attn_qkv": "attn.c_attn",
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_gate": "mlp.w2",
-    "ffn_up": "mlp.w1",
-    "ffn_down": "mlp.c_proj",
-}
-
-
 def _granite(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "attention_bias": biased(source, "attn_q"),
+        **_attention_bias(source, config),
         "attention_multiplier": source.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": source.number("embedding_scale", 1.0),
         "residual_multiplier": source.number("residual_scale", 1.0),
@@ -144,45 +103,21 @@ def _minicpm(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 
 
 # GLM-4 as in transformers: queries, keys and values are separate matrices.
-GLM = Family("GlmForCausalLM", _FUSED_GATE, _glm)
+GLM = Family("GlmForCausalLM", fields=_attention_bias)
 DENSE = {
     "llama": Family("LlamaForCausalLM", fields=_llama, pairs=True),
     "internlm2": Family("LlamaForCausalLM", fields=_llama, pairs=True),
     "baichuan": Family("LlamaForCausalLM", fields=_baichuan, pairs=True),
-    "qwen": Family("QWenLMHeadModel", _QWEN, whole=_QWEN_WHOLE, layer="transformer.h."),
+    "qwen": Family("QWenLMHeadModel"),
     "qwen2": Family("Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM", fields=_qwen3),
+    "qwen3": Family("Qwen3ForCausalLM", fields=_attention_bias),
     "gemma": Family("GemmaForCausalLM", fields=_gemma, norms_with_one=True),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        {**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
-        _gemma2,
-        norms_with_one=True,
-    ),
-    "gemma3": Family(
-        "Gemma3ForCausalLM",
-        {**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
-        _gemma3,
-        norms_with_one=True,
-    ),
-    "phi3": Family("Phi3ForCausalLM", _FUSED_GATE, _phi3),
-    "chatglm": Family(
-        "ChatGLMModel",
-        _CHATGLM,
-        _chatglm,
-        whole=_CHATGLM_WHOLE,
-        layer="transformer.encoder.layers.",
-    ),
-    "glm4": Family(
-        "Glm4ForCausalLM",
-        {
-            **_FUSED_GATE,
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
-        _glm,
-    ),
+    "gemma2": Family("Gemma2ForCausalLM", fields=_gemma2, norms_with_one=True),
+    "gemma3": Family("Gemma3ForCausalLM", fields=_gemma3, norms_with_one=True),
+    "phi3": Family("Phi3ForCausalLM", fields=_phi3),
+    "chatglm": Family("ChatGLMModel", fields=_chatglm),
+    "glm4": Family("Glm4ForCausalLM", fields=_attention_bias),
     "granite": Family("GraniteForCausalLM", fields=_granite, pairs=True),
     "minicpm": Family("GraniteForCausalLM", fields=_minicpm, pairs=True),
-    "olmo2": Family("Olmo2ForCausalLM", _POST_NORMS),
+    "olmo2": Family("Olmo2ForCausalLM"),
 }

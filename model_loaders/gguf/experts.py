@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .family import Family, biased, qkv_limit
+from .family import Family, biased, qkv_limit, sliding_window
 from .source import Source
 
 
@@ -28,6 +28,7 @@ _DEEPSEEK = {
     **_QWEN,
     **_shared("shared_experts"),
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "attn_q": "self_attn.q_proj",
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -37,19 +38,11 @@ _DEEPSEEK = {
     "attn_k_b": "self_attn.kv_b_proj.keys",
     "attn_v_b": "self_attn.kv_b_proj.values",
 }
-_DBRX_WHOLE = {
-    "token_embd": "transformer.wte",
-    "output_norm": "transformer.norm_f",
-    "output": "lm_head",
-}
 _DBRX = {
     "ffn_gate_exps": "ffn.experts.mlp.{e}.w1",
     "ffn_up_exps": "ffn.experts.mlp.{e}.v1",
     "ffn_down_exps": "ffn.experts.mlp.{e}.w2",
     "ffn_gate_inp": "ffn.router.layer",
-    "attn_norm": "norm_attn_norm.norm_1",
-    "attn_qkv": "norm_attn_norm.attn.Wqkv",
-    "attn_output": "norm_attn_norm.attn.out_proj",
     "attn_output_norm": "norm_attn_norm.norm_2",
 }
 
@@ -62,8 +55,7 @@ def _counts(source: Source, count: str = "num_experts") -> dict[str, Any]:
 
 
 def _mixtral(source: Source, config: dict[str, Any]) -> dict[str, Any]:
-    window = source.integer("attention.sliding_window", 0, 0)
-    return {**_counts(source, "num_local_experts"), "sliding_window": window or None}
+    return {**_counts(source, "num_local_experts"), "sliding_window": sliding_window(source)}
 
 
 def _qwen(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -151,8 +143,6 @@ EXPERTS = {
         _DBRX,
         _dbrx,
         transposed=("ffn_down_exps",),
-        whole=_DBRX_WHOLE,
-        layer="transformer.blocks.",
         layer_norm=True,
     ),
 }

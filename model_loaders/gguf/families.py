@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..architectures.internlm import by_groups
+from ..architectures.common import by_groups
 from ..config import ModelConfig
 from ..derived import derive, row_range
 from ..errors import CheckpointError
@@ -21,9 +21,10 @@ from ..storage import TensorEntry, as_float32
 from .blocks import tensor_entry
 from .dense import DENSE, GLM
 from .experts import EXPERTS, MIXTRAL
-from .family import LAYER, Family
+from .family import Family
 from .file import GgufTensor
 from .layer_norm import FALCON_TWO_NORMS, LAYER_NORM, SECOND_NORM
+from .names import module_names, name_of
 from .source import Source
 from .tokenizer import end_tokens
 
@@ -131,11 +132,12 @@ def _rope_scaling(source: Source, theta: float, latents: bool) -> dict[str, Any]
 
 def model_tensors(family: Family, source: Source, config: ModelConfig) -> dict[str, TensorEntry]:
     """The tensors under the names of the family's declaration; unknown ones under their own."""
+    names = module_names(family)
     tensors: dict[str, TensorEntry] = {}
     for own, tensor in source.file.tensors.items():
         if own in (_FREQUENCIES, _LONG, _SHORT):
             continue
-        name, module = _name(family, own)
+        name, module = name_of(names, own)
         for e, part in enumerate(_experts(tensor) if "{e}" in name else [tensor]):
             entry = _entry(family, config, module, part)
             part_name = name.replace("{e}", str(e))
@@ -173,18 +175,6 @@ def _entry(family: Family, config: ModelConfig, module: str, tensor: GgufTensor)
     if module in family.transposed and len(entry.shape) == 2 and not entry.has_outputs_first:
         return derive(lambda array: array.T, entry.dtype, entry.shape[::-1], entry)
     return entry
-
-
-def _name(family: Family, own: str) -> tuple[str, str]:
-    module, _, kind = own.rpartition(".")
-    if module in family.whole:
-        return f"{family.whole[module]}.{kind}", module
-    parts = module.split(".")
-    names = {**LAYER, **family.names}
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in names:
-        name = f"{family.layer}{parts[1]}.{names[parts[2]]}"
-        return name if name.endswith(f"_{kind}") else f"{name}.{kind}", parts[2]
-    return own, module
 
 
 def _from_pairs(tensor: GgufTensor, heads: int) -> NDArray[np.intp]:

@@ -8,31 +8,14 @@ from typing import Any
 
 from .source import Source
 
-WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
 Fields = Callable[[Source, dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """``names`` are the module names that differ from ``LAYER``; ``fields`` returns the
-    configuration beyond what all architectures have. A name with ``{e}`` is a module of each
-    expert; one tensor has all of them.
+    """``names`` are modules of a layer that do not follow from the declaration (names.py), by
+    GGUF's; ``fields`` returns the configuration beyond what all architectures have. A name with
+    ``{e}`` is a module of each expert; one tensor has all of them.
 
     Where llama.cpp's layout differs from transformers': ``pairs``, rows of queries and keys that
     are rotated together are adjacent, not half a head apart; ``by_groups``, all queries are
@@ -50,13 +33,15 @@ class Family:
     norms_with_one: bool = False
     layer_norm: bool = False
     latents: bool = False
-    whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
-    layer: str = "model.layers."
 
 
 def biased(source: Source, module: str) -> bool:
     """Whether this matrix of the layers has a bias; layer 0 is checked for all."""
     return source.tensor(f"blk.0.{module}.bias") is not None
+
+
+def sliding_window(source: Source) -> int | None:
+    return source.integer("attention.sliding_window", 0, 0) or None
 
 
 def qkv_limit(source: Source) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from allspark.error_text import needs_extra
+
 from ..errors import CheckpointError, CheckpointNotFoundError, ModelSerializerException
 from ..storage import MappedFile, TensorEntry
 
@@ -313,8 +315,6 @@ def library(problem: str) -> Any:
         import gguf.constants
         import gguf.quants
     except ImportError as error:
-        raise ModelSerializerException(
-            f"{problem}, for which the package 'gguf' is needed (pip install 'allspark[gguf]'): "
-            f"{error}"
-        ) from error
+        needed = needs_extra(f"{problem}, which", "gguf")
+        raise ModelSerializerException(f"{needed}: {error}") from error
     return gguf

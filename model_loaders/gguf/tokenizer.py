@@ -98,7 +98,7 @@ _PRE = {
     "starcoder": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
 }
-# Those that need no trial (expressions.py).
+# Those that need no trial (tokenizer_expressions.py).
 EXPRESSIONS = frozenset(text for words in _PRE.values() for text in (*words.before, *words.after))
 # For files without the key: by general.architecture, if all its models share one tokenizer.
 _PRE_OF_ARCHITECTURES = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ..config import ModelConfig
 from ..errors import UnsupportedModelError
-from ..linear_expression import NameExpression, check_expressions_count
-from ..storage import TensorEntry
+from ..re2_patterns import ModulePattern, check_pattern_count
+from ..storage import TensorEntry, Tensors
 from .awq import AwqModule
 from .gptq import GptqModule, overridden
-from .modules import ModuleRule, Tensors, replace_modules
+from .modules import ModuleRule, replace_modules
 
 # The number to add to a stored zero point of GPTQ, by packing_format.
 _ZERO_OFFSETS = {
@@ -26,16 +26,14 @@ _ADVICE = "names of modules are"
 # They would change what is computed.
 _REFUSED = ("rotation_config", "spinquant_config", "super_bits")
 
-Module = GptqModule | AwqModule
-
 
 @dataclass(frozen=True)
 class AutoRound:
-    module: Module
+    rule: ModuleRule
     config: ModelConfig
     # "extra_config": settings by the name of a module, or by an expression for a part of it. None:
     # not quantised.
-    extra: Mapping[str, Module | None]
+    extra: Mapping[str, ModuleRule | None]
 
     @classmethod
     def parse(cls, config: ModelConfig) -> AutoRound:
@@ -46,15 +44,15 @@ class AutoRound:
                 f"{', '.join((*_ZERO_OFFSETS, *_AWQ))}"
             )
         extra = config.part("extra_config")
-        settings: dict[str, Module | None] = {}
+        settings: dict[str, ModuleRule | None] = {}
         for name in extra:
             own = extra.part(name)
             if own:  # Without settings, it says nothing.
-                settings[name] = _module(overridden(config, own), layout)
-        module = _module(config, layout)
-        if module is None:
+                settings[name] = _rule(overridden(config, own), layout)
+        rule = _rule(config, layout)
+        if rule is None:
             raise UnsupportedModelError(f"{config.source}: bits is 16, supported are 4 and 8")
-        return cls(module, config, settings)
+        return cls(rule, config, settings)
 
     def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
         return replace_modules(tensors, "qweight", self._rules(tensors))
@@ -62,25 +60,21 @@ class AutoRound:
     def _rules(self, tensors: Tensors) -> Callable[[str], ModuleRule | None]:
         modules = {name.rpartition(".")[0] for name in tensors}
         others = [name for name in self.extra if name not in modules]
-        check_expressions_count(self.config, "extra_config", len(others))
-        expressions = [
-            (NameExpression(self.config, "extra_config", name, _ADVICE), self.extra[name])
+        check_pattern_count(self.config, "extra_config", len(others))
+        patterns = [
+            (ModulePattern(self.config, "extra_config", name, _ADVICE), self.extra[name])
             for name in others
         ]
 
-        def module_of(name: str) -> Module | None:
+        def rule_of(name: str) -> ModuleRule | None:
             if name in self.extra:
                 return self.extra[name]
-            return next((own for found, own in expressions if found.is_in(name)), self.module)
-
-        def rule_of(name: str) -> ModuleRule | None:
-            module = module_of(name)
-            return None if module is None else module.rule
+            return next((own for found, own in patterns if found.is_in(name)), self.rule)
 
         return rule_of
 
 
-def _module(config: ModelConfig, layout: str) -> Module | None:
+def _rule(config: ModelConfig, layout: str) -> ModuleRule | None:
     """How modules with these settings are quantised; None: not at all."""
     if config.integer("bits") >= _FLOAT_BITS:
         return None
@@ -92,5 +86,5 @@ def _module(config: ModelConfig, layout: str) -> Module | None:
     if config.integer("act_bits", _FLOAT_BITS) < _FLOAT_BITS:
         raise config.refuse("act_bits", _FLOAT_BITS)
     if layout in _AWQ:
-        return AwqModule.parse(config)
-    return GptqModule.parse(config, _ZERO_OFFSETS[layout])
+        return AwqModule.parse(config).rule
+    return GptqModule.parse(config, _ZERO_OFFSETS[layout]).rule

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..derived import derive
 from ..errors import UnsupportedModelError
-from ..storage import TensorEntry
+from ..storage import FLOATS, TensorEntry, Tensors
 from .gptq import checked_group_size
-from .modules import ModuleRule, Tensors, replace_modules
-from .tensor import FLOATS, QuantizedTensor, check, quantize_view, unpack
+from .modules import ModuleRule, replace_modules
+from .tensor import QuantizedTensor, check, quantize_view, unpack
 
 _BITS = 4
 _PACK = 32 // _BITS

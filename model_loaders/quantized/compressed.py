@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from ..storage import TensorEntry
-from .compressed_scheme import FORMATS, MARKER, Scheme, parse_scheme
-from .modules import Tensors, modules_with, replace_modules
+from ..storage import TensorEntry, Tensors
+from .compressed_scheme import FORMATS, MARKER, parse_scheme
+from .modules import ModuleRule, modules_with, replace_modules
 from .targets import Targets, names_of
 
 _MIXED = "mixed-precision"  # Each group has its own.
@@ -21,7 +21,7 @@ _MIXED = "mixed-precision"  # Each group has its own.
 @dataclass(frozen=True)
 class CompressedTensors:
     config: ModelConfig
-    schemes: tuple[tuple[list[str], Scheme], ...]  # with their targets
+    rules: tuple[tuple[list[str], ModuleRule], ...]  # of the groups, with their targets
 
     @classmethod
     def parse(cls, config: ModelConfig) -> CompressedTensors:
@@ -33,45 +33,40 @@ class CompressedTensors:
             raise UnsupportedModelError(
                 f"{config.source}: config_groups has 0 groups, expected 1 or more"
             )
-        schemes = []
+        rules = []
         for name in groups:
             group = groups.part(name)
             own = group.text("format", layout)
             if own not in FORMATS:
                 raise _unsupported_format(group, own)
-            schemes.append((names_of(group, "targets"), parse_scheme(group, own)))
+            rules.append((names_of(group, "targets"), parse_scheme(group, own)))
         names_of(config, "ignore")
-        return cls(config, tuple(schemes))
+        return cls(config, tuple(rules))
 
     def view(self, tensors: Tensors) -> dict[str, TensorEntry]:
-        schemes = self._schemes_of(tensors)
-        return replace_modules(
-            tensors,
-            MARKER,
-            lambda module: schemes[module].rule if module in schemes else None,
-        )
+        return replace_modules(tensors, MARKER, self._rules_of(tensors).get)
 
-    def _schemes_of(self, tensors: Tensors) -> dict[str, Scheme]:
+    def _rules_of(self, tensors: Tensors) -> dict[str, ModuleRule]:
         modules = modules_with(tensors, MARKER)
-        if len(self.schemes) == 1:
-            return dict.fromkeys(modules, self.schemes[0][1])
+        if len(self.rules) == 1:
+            return dict.fromkeys(modules, self.rules[0][1])
         ignored = Targets(
             self.config, "ignore", dict.fromkeys(names_of(self.config, "ignore"), True)
         )
-        by_target = {name: scheme for names, scheme in self.schemes for name in names}
+        by_target = {name: rule for names, rule in self.rules for name in names}
         targets = Targets(self.config, "config_groups", by_target)
-        schemes = {}
+        rules = {}
         for module in modules:
             if ignored.find(module):
                 continue  # A checkpoint that has its scales nevertheless is refused for them.
-            scheme = targets.find(module)
-            if scheme is None:
+            rule = targets.find(module)
+            if rule is None:
                 raise CheckpointError(
                     f"{tensors[f'{module}.{MARKER}'].where}: no target in config_groups is "
                     f"{module!r}"
                 )
-            schemes[module] = scheme
-        return schemes
+            rules[module] = rule
+        return rules
 
 
 def _unsupported_format(config: ModelConfig, layout: str) -> UnsupportedModelError:

@@ -9,7 +9,7 @@ zero points [out / pack, groups] likewise, packed along the output features. ``i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
-from ..storage import TensorEntry
+from ..storage import FLOATS, TensorEntry, Tensors
 from .float4 import GROUP_SIZES, float4_rule
 from .fp8 import checked_block, float8_rule
 from .gptq import group_order
-from .modules import ModuleRule, Tensors
-from .tensor import FLOATS, QuantizedTensor, check, quantize_view, unpack
+from .modules import ModuleRule
+from .tensor import QuantizedTensor, check, quantize_view, unpack
 
 MARKER = "weight_scale"
 # Formats, and the types of numbers in them.
@@ -41,13 +41,8 @@ _GROUPS = "weight_g_idx"
 _UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale", "output_scale")
 
 
-class Scheme(Protocol):
-    @property
-    def rule(self) -> ModuleRule: ...
-
-
-def parse_scheme(group: ModelConfig, layout: str) -> Scheme:
-    """The scheme of a group of ``config_groups`` in one of FORMATS."""
+def parse_scheme(group: ModelConfig, layout: str) -> ModuleRule:
+    """The rule of a group of ``config_groups`` in one of FORMATS."""
     weights = group.section("weights")
     if weights is None:
         raise CheckpointError(f"{group.source}: the field 'weights' is missing")
@@ -67,15 +62,16 @@ def parse_scheme(group: ModelConfig, layout: str) -> Scheme:
             f"{', '.join(_STRATEGIES)} (block: for float)"
         )
     if kind == "float":
-        return Float8Scheme(_block(weights, strategy))
+        return float8_rule(MARKER, _block(weights, strategy), _UNUSED, refused=(_GROUPS,))
     size = weights.integer("group_size") if strategy == "group" else -1
-    return IntegerScheme(
+    scheme = IntegerScheme(
         bits,
         layout == "pack-quantized",
         weights.flag("symmetric", True),
         None if strategy == "tensor" else size,
         _quantizes_activations(group),
     )
+    return scheme.rule
 
 
 def _block(weights: ModelConfig, strategy: str) -> tuple[int, int] | None:
@@ -84,7 +80,7 @@ def _block(weights: ModelConfig, strategy: str) -> tuple[int, int] | None:
     return (1, weights.integer("group_size")) if strategy == "group" else None
 
 
-def _float4(weights: ModelConfig, layout: str) -> Scheme:
+def _float4(weights: ModelConfig, layout: str) -> ModuleRule:
     kind = layout.partition("-")[0]
     size = weights.integer("group_size", GROUP_SIZES[kind])
     if size != GROUP_SIZES[kind]:
@@ -94,7 +90,7 @@ def _float4(weights: ModelConfig, layout: str) -> Scheme:
         )
     if not weights.flag("symmetric", True):
         raise UnsupportedModelError(f"{weights.source}: symmetric is False, supported is True")
-    return Float4Scheme(kind)
+    return float4_rule(kind, _UNUSED)
 
 
 def _quantizes_activations(group: ModelConfig) -> bool:
@@ -109,24 +105,6 @@ def _quantizes_activations(group: ModelConfig) -> bool:
             f"{found[2]!r}, supported is int of 8 bits, dynamic"
         )
     return True
-
-
-@dataclass(frozen=True)
-class Float8Scheme:
-    block: tuple[int, int] | None
-
-    @property
-    def rule(self) -> ModuleRule:
-        return float8_rule(MARKER, self.block, _UNUSED, refused=(_GROUPS,))
-
-
-@dataclass(frozen=True)
-class Float4Scheme:
-    kind: str
-
-    @property
-    def rule(self) -> ModuleRule:
-        return float4_rule(self.kind, _UNUSED)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..derived import derive
 from ..errors import CheckpointError
-from ..storage import TensorEntry
+from ..storage import TensorEntry, Tensors
 from .e4m3 import E4M3_VALUES
-from .modules import ModuleRule, Tensors
+from .modules import ModuleRule
 from .tensor import QuantizedTensor, check, quantize_view, unpack
 
 # The numbers of the codes, doubled, so that they are integers; scales are halved for it.

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
-from ..storage import TensorEntry, as_float32, round_float32, shorten
-from .modules import ModuleRule, Tensors, modules_with, replace_modules
-from .tensor import FLOATS, KEPT_GROUP_SIZES, QuantizedTensor, check, quantize_view, strips
+from ..storage import FLOATS, TensorEntry, Tensors, as_float32, round_float32, shorten
+from .modules import ModuleRule, modules_with, replace_modules
+from .tensor import KEPT_GROUP_SIZES, QuantizedTensor, check, quantize_view, strips
 
 _DTYPE = "float8_e4m3"
 _MAX_BLOCK = 2**31 - 1  # of rows or columns; the longest dimension that a weight can have

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ..config import ModelConfig
 from ..derived import derive
 from ..errors import CheckpointError, UnsupportedModelError
-from ..linear_expression import NameExpression, check_expressions_count
-from ..storage import TensorEntry
-from .modules import ModuleRule, Tensors, replace_modules
-from .tensor import FLOATS, QuantizedTensor, check, quantize_view, unpack
+from ..re2_patterns import ModulePattern, check_pattern_count
+from ..storage import FLOATS, TensorEntry, Tensors
+from .modules import ModuleRule, replace_modules
+from .tensor import QuantizedTensor, check, quantize_view, unpack
 
 _BITS = (4, 8)
 # The number to add to a stored zero point, by the name of the format.
@@ -112,7 +112,7 @@ class Gptq:
         config.flag("desc_act", False)  # g_idx decides.
         offset = _ZERO_OFFSETS[layout]
         dynamic = config.part("dynamic")
-        check_expressions_count(config, "dynamic", len(dynamic))
+        check_pattern_count(config, "dynamic", len(dynamic))
         settings = {
             pattern: None
             if pattern.startswith("-:")
@@ -125,7 +125,7 @@ class Gptq:
         # Without settings of their own, tensors show which modules are quantised.
         ordered = self.dynamic.items() if any(self.dynamic.values()) else ()
         patterns = [
-            (NameExpression(self.config, "dynamic", _without_sign(pattern), _ADVICE), module)
+            (ModulePattern(self.config, "dynamic", _without_sign(pattern), _ADVICE), module)
             for pattern, module in ordered
         ]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import CheckpointError
-from ..storage import TensorEntry
-
-Tensors = Mapping[str, TensorEntry]
+from ..storage import TensorEntry, Tensors
 
 
 @dataclass(frozen=True)

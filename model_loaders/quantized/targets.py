@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from ..config import ModelConfig
-from ..linear_expression import NameExpression, check_expressions_count
+from ..re2_patterns import ModulePattern, check_pattern_count
 
 _EXPRESSION = "re:"
 _ADVICE = "names of modules are"
@@ -25,10 +25,10 @@ class Targets(Generic[_Found]):
     def __init__(self, config: ModelConfig, field: str, targets: Mapping[str, _Found]) -> None:
         self._exact = targets
         expressions = sorted(name for name in targets if name.startswith(_EXPRESSION))
-        check_expressions_count(config, field, len(expressions))
-        self._expressions: list[tuple[NameExpression, _Found]] = [
+        check_pattern_count(config, field, len(expressions))
+        self._expressions: list[tuple[ModulePattern, _Found]] = [
             (
-                NameExpression(config, field, name.removeprefix(_EXPRESSION), _ADVICE),
+                ModulePattern(config, field, name.removeprefix(_EXPRESSION), _ADVICE),
                 targets[name],
             )
             for name in expressions

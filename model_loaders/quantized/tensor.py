@@ -19,7 +19,6 @@ from ..errors import CheckpointError
 from ..storage import TensorEntry, as_float32
 from .e4m3 import E4M3_VALUES
 
-FLOATS = ("float32", "float16", "bfloat16")
 KEPT_GROUP_SIZES = (0, 16, 32, 64, 128)
 
 # Elements dequantised at a time; this bounds the temporary memory.

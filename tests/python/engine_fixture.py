@@ -21,16 +21,25 @@ def write_small_checkpoint(directory: Path) -> Path:
     return directory
 
 
-def start_engine(
-    directory: Path, name: str = "m", engine_type: type[Engine] = Engine, **settings
+def install_engine(
+    directory: Path, engine_type: type[Engine] = Engine, **settings
 ) -> tuple[Engine, HuggingFaceModel]:
-    """An engine with the checkpoint in float32; settings are fields of the runtime config."""
+    """An engine with the checkpoint in float32, as "m"; settings are of the runtime config."""
     engine = engine_type()
-    loader = HuggingFaceModel(str(directory), name, user_set_data_type="float32")
+    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32")
     loader.load_model().read_model_config().serialize_to_memory(engine)
-    builder = loader.create_reference_runtime_config_builder(name, TargetDevice.CPU, max_batch=8)
+    builder = loader.create_reference_runtime_config_builder("m", TargetDevice.CPU, max_batch=8)
     config = builder.update_from_dict(settings).build()
     assert engine.install_model(config) == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
+    return engine, loader
+
+
+def start_engine(
+    directory: Path, engine_type: type[Engine] = Engine, **settings
+) -> tuple[Engine, HuggingFaceModel]:
+    """As install_engine; the model runs."""
+    engine, loader = install_engine(directory, engine_type, **settings)
+    assert engine.start_model("m") == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
     return engine, loader
 
 

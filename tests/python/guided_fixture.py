@@ -20,7 +20,6 @@ class Guided:
 
     def __init__(self, directory):
         self.engine, self.loader = start_engine(directory)
-        assert self.engine.start_model("m") == OK, self.engine.last_error()
         self.tokenizer = self.loader.get_tokenizer()
         self.eos = self.tokenizer.eos_token_id
         self.compiler = Compiler.of(self.tokenizer)
@@ -76,5 +75,4 @@ def start_guided(directory, name: str) -> Guided:
 def second_engine(guided: Guided) -> Engine:
     """Another engine with the fixture's model and its own thread for masks."""
     engine, _ = start_engine(guided.loader.directory)
-    assert engine.start_model("m") == OK
     return engine

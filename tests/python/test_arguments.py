@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from allspark import AsStatus
-from engine_fixture import start_engine, write_small_checkpoint
+from engine_fixture import install_engine
 
 
 class Loader:
@@ -17,8 +17,8 @@ class Loader:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    engine, _ = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("model")))
+def engine(checkpoint):
+    engine, _ = install_engine(checkpoint)
     return engine
 
 

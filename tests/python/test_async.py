@@ -13,18 +13,12 @@ import pytest
 from allspark import AsStatus, CompletionSet
 from allspark._allspark import ByteLevelText, ByteLevelVocabulary, EventForm, TextStreams
 from allspark.aio import _Dispatcher, wait_end
-from engine_fixture import GREEDY, start_engine, write_small_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
+from engine_fixture import GREEDY, start_engine
 
 
 @pytest.fixture
 def running(checkpoint):
     engine, _ = start_engine(checkpoint, engine_max_batch=64)
-    assert engine.start_model("m") == AsStatus.ALLSPARK_SUCCESS, engine.last_error()
     return engine
 
 
@@ -421,7 +415,6 @@ def test_cancelling_a_task_leaves_the_request_to_the_caller(running):
 
 def test_two_loops_in_two_threads_and_two_engines(checkpoint, running):
     other, _ = start_engine(checkpoint)
-    other.start_model("m")
 
     async def main():
         a = [stream(running, [1, 2], GREEDY) for _ in range(20)]

@@ -7,7 +7,7 @@ import re
 import pytest
 from allspark import ASGenerationConfigBuilder, AsStatus
 from allspark.bad_words import to_token_sequences
-from allspark.text_queue import MAX_WORDS
+from allspark.text_options import MAX_WORDS
 from engine_fixture import start_engine
 
 QUESTION = "<|im_start|>user\nWhat is a ResultQueue?<|im_end|>\n<|im_start|>assistant\n"
@@ -16,7 +16,6 @@ QUESTION = "<|im_start|>user\nWhat is a ResultQueue?<|im_end|>\n<|im_start|>assi
 @pytest.fixture(scope="module")
 def demo(demo_model):
     engine, loader = start_engine(demo_model)
-    engine.start_model("m")
     yield engine, loader
     engine.stop_model("m")
 

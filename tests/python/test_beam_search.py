@@ -11,7 +11,6 @@ from engine_fixture import (
     VOCAB_SIZE,
     read_all,
     start_engine,
-    write_small_checkpoint,
 )
 
 OK = AsStatus.ALLSPARK_SUCCESS
@@ -153,9 +152,8 @@ def test_sequences_and_scores_equal_transformers(tmp_path, row):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    engine, loader = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
-    engine.start_model("m")
+def running(checkpoint):
+    engine, loader = start_engine(checkpoint)
     engine.loader = loader
     return engine
 

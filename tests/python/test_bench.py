@@ -51,7 +51,15 @@ from allspark.remote.address import Address  # noqa: E402
 from allspark.remote.events import Delta, EventReader, LineReader, delta_of, usage_of  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from support.fake_openai import STREAM, FakeClock, FakeServer, delta, usage  # noqa: E402
+from support.fake_openai import (  # noqa: E402
+    STREAM,
+    FakeClock,
+    FakeServer,
+    cut,
+    delta,
+    ended_early,
+    usage,
+)
 from support.http_server import RunningServer  # noqa: E402
 
 # Figures.
@@ -509,18 +517,6 @@ def good(request, connection):
     connection.finish()
 
 
-def cut(request, connection):
-    connection.send(STREAM)
-    connection.event(delta("a"))
-    connection.close()
-
-
-def ended_early(request, connection):
-    connection.send(STREAM)
-    connection.event(delta("a"))
-    connection.send(b"0\r\n\r\n")
-
-
 def failed_within(request, connection):
     connection.send(STREAM)
     connection.event(delta("a"))
@@ -960,7 +956,7 @@ def test_more_connections_than_files(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "module, arguments, message",
     [
-        ("httptools", [], "bench serve needs the extra: pip install 'allspark[serve]'"),
+        ("httptools", [], "bench serve needs the extra 'serve' (docs/quick_start.md#inst"),
         ("matplotlib.figure", ["--plot", "x.png"], "--plot needs matplotlib: pip install"),
     ],
 )

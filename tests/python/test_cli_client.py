@@ -20,7 +20,7 @@ from allspark.pipeline import pipeline  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.remote import models  # noqa: E402
 from allspark.remote.blocking import BlockingClient  # noqa: E402
-from support.fake_openai import STREAM, FakeServer, delta, usage  # noqa: E402
+from support.fake_openai import STREAM, FakeServer, cut, delta, ended_early, usage  # noqa: E402
 from support.http_server import RunningServer  # noqa: E402
 
 
@@ -132,18 +132,6 @@ def answered(*events):
         connection.finish()
 
     return answer
-
-
-def cut(request, connection):
-    connection.send(STREAM)
-    connection.event(delta("half an"))
-    connection.close()
-
-
-def ended_early(request, connection):
-    connection.send(STREAM)
-    connection.event(delta("half an"))
-    connection.send(b"0\r\n\r\n")
 
 
 def page(request, connection):

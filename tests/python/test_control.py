@@ -14,23 +14,17 @@ from engine_fixture import (
     GREEDY,
     MAX_LENGTH,
     VOCAB_SIZE,
+    install_engine,
     read_all,
     start_endless,
     start_engine,
-    write_small_checkpoint,
 )
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
-
-
 def test_a_deadline_ends_a_request_with_what_it_has(checkpoint):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     whole = {"do_sample": False, "max_new_tokens": MAX_LENGTH - 3}
     _, _, queue = engine.start_request_ids("m", None, [1, 2, 3], whole)
     tokens = read_all(queue)
@@ -49,7 +43,6 @@ def test_a_deadline_ends_a_request_with_what_it_has(checkpoint):
 
 def test_a_larger_priority_begins_earlier(checkpoint):
     engine, _ = start_engine(checkpoint, engine_max_batch=1, token_mask_timeout_ms=10**6)
-    engine.start_model("m")
     running = start_endless(engine)
     queues = {}
     for priority in (0, 3, -3, 7):
@@ -69,7 +62,6 @@ class FullQueue:
             checkpoint, engine_max_batch=1, max_waiting_requests=1 + room,
             queue_full_policy=policy, token_mask_timeout_ms=10**6,
         )  # fmt: skip
-        self.engine.start_model("m")
         running = start_endless(self.engine)
         status, waiting, _ = self.engine.start_request_ids("m", None, [1, 2], GREEDY)
         assert status == OK, self.engine.last_error()
@@ -226,7 +218,6 @@ def test_a_cancelled_start_leaves_no_request(checkpoint):
 @pytest.mark.parametrize("end", ["release", "delete"])
 def test_a_model_has_one_thread_of_starts_until_it_ends(checkpoint, end):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     before = set(threading.enumerate())
 
     async def main():
@@ -261,7 +252,6 @@ def test_an_async_start_says_why_it_failed(checkpoint):
 
 def test_tensors_of_all_requests_are_bounded(checkpoint):
     engine, _ = start_engine(checkpoint, max_output_tensor_bytes=4 * VOCAB_SIZE * 4)
-    engine.start_model("m")
     config = {**GREEDY, "output_logits": "generation"}
     status, _, _ = engine.start_request_ids("m", None, [1], config)
     assert status == AsStatus.ALLSPARK_REQUEST_DENIED
@@ -275,4 +265,4 @@ def test_tensors_of_all_requests_are_bounded(checkpoint):
 
 def test_a_bad_policy_is_refused(checkpoint):
     with pytest.raises(ValueError, match="queue_full_policy is .drop."):
-        start_engine(checkpoint, queue_full_policy="drop")
+        install_engine(checkpoint, queue_full_policy="drop")

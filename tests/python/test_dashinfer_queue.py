@@ -16,8 +16,8 @@ from allspark import AsStatus
 from allspark import ResultQueue as PlainQueue
 from allspark._allspark import GenerateRequestStatus as Status
 from allspark.dashinfer_compat.result_queue import ResultQueue, TextQueue
-from allspark.text_queue import TextOptions
-from engine_fixture import GREEDY, start_engine, write_small_checkpoint
+from allspark.text_options import TextOptions
+from engine_fixture import GREEDY, start_engine
 from support.native_queue import NativeElements, SteppedNative
 
 TOKENS = [7, 8, 9]
@@ -193,13 +193,10 @@ def test_a_reader_counts_anew_after_each_fetch():
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
+def running(checkpoint):
     from allspark.dashinfer_compat.engine import Engine
 
-    engine, _ = start_engine(
-        write_small_checkpoint(tmp_path_factory.mktemp("model")), engine_type=Engine
-    )
-    engine.start_model("m")
+    engine, _ = start_engine(checkpoint, engine_type=Engine)
     yield engine
     engine.stop_model("m")
 

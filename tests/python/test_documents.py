@@ -44,8 +44,21 @@ def run(arguments: list[str], **kwargs) -> subprocess.CompletedProcess[str]:
     return result
 
 
+SERVER = "127.0.0.1:23333"  # of `allspark serve examples/demo_model=demo` in the documents
+
+
+@pytest.fixture(scope="module")
+def address(demo_model):
+    from support.server_process import ServerProcess
+
+    with ServerProcess(demo_model) as server:
+        yield f"127.0.0.1:{server.port}"
+
+
 @pytest.mark.parametrize("code", python_blocks())
-def test_python_blocks_run(code, demo_model):
+def test_python_blocks_run(code, demo_model, request):
+    if SERVER in code:
+        code = code.replace(SERVER, request.getfixturevalue("address"))
     run([sys.executable, "-c", code])
 
 
@@ -78,7 +91,9 @@ ALL_TEXT = "".join(path.read_text() for path in DOCUMENTS if path.name != "CHANG
 
 def test_nobody_is_told_to_install_the_package_by_its_name():
     """It is another project's on the public index."""
-    assert re.findall(r"install '?allspark\b.*", ALL_TEXT) == []
+    folders = ("allspark_py", "model_loaders")
+    sources = [path.read_text() for name in folders for path in (ROOT / name).rglob("*.py")]
+    assert re.findall(r"install '?allspark\b.*", "\n".join([ALL_TEXT, *sources])) == []
 
 
 def test_exported_names_stand_somewhere():
@@ -86,6 +101,18 @@ def test_exported_names_stand_somewhere():
 
     words = set(re.findall(r"\w+", ALL_TEXT))
     assert set(allspark.__all__) - words == set()
+
+
+def test_statuses_are_the_exceptions_that_the_page_says():
+    from allspark import AsStatus
+    from allspark.statuses import to_exception
+
+    table = read("docs/python_api.md").partition("## Errors")[2]
+    rows = re.findall(r"^\| `([A-Z_]+)` \| .+ \| `(\w+)`", table, re.MULTILINE)
+    assert len(rows) == 7
+    for name, exception in rows:
+        status = getattr(AsStatus, f"ALLSPARK_{name}")
+        assert type(to_exception(status, "")).__name__ == exception
 
 
 def test_environment_variables_stand_somewhere():
@@ -328,7 +355,6 @@ CONSTANTS = {
         "9 GB": "disk space of the peers' environments, so that nobody fills a disk",
         "5 GB": "disk space of converted models, likewise",
     },
-    "docs/performance.md": {"24 MB": "what an interpreter with NumPy takes, of any program"},
 }
 
 

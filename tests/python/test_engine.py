@@ -28,25 +28,19 @@ from engine_fixture import (
     GREEDY,
     MAX_LENGTH,
     VOCAB_SIZE,
+    install_engine,
     read_all,
     start_endless,
     start_engine,
-    write_small_checkpoint,
 )
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
-
-
 @pytest.fixture
 def running(checkpoint):
     engine, _ = start_engine(checkpoint)
-    assert engine.start_model("m") == OK, engine.last_error()
     return engine
 
 
@@ -61,8 +55,8 @@ def run(engine, ids, config=GREEDY):
 def test_a_model_for_cuda_runs_on_the_cpu_with_a_warning(checkpoint, repo_root, capfd):
     readme = (repo_root / "README.md").read_text(encoding="utf-8")
     assert "configured for CUDA runs on the CPU, and a warning in the log says so" in readme
-    expected, _ = start_engine(checkpoint)
-    engine, _ = start_engine(checkpoint, compute_unit="CUDA:0")
+    expected, _ = install_engine(checkpoint)
+    engine, _ = install_engine(checkpoint, compute_unit="CUDA:0")
     log = capfd.readouterr().err
     assert "'CUDA:0'" in log and "'m' runs on CPU:0" in log, log
     for each in (expected, engine):
@@ -71,7 +65,7 @@ def test_a_model_for_cuda_runs_on_the_cpu_with_a_warning(checkpoint, repo_root, 
 
 
 def test_states_and_refusals(checkpoint):
-    engine, _ = start_engine(checkpoint)
+    engine, _ = install_engine(checkpoint)
     assert engine.get_model_state("m") == ModelState.Initial
     assert engine.stop_model("m") == AsStatus.ALLSPARK_INVALID_CALL_ERROR
     assert "Initial" in engine.last_error()
@@ -89,7 +83,7 @@ def test_states_and_refusals(checkpoint):
 
 
 def test_model_info_before_the_start(checkpoint):
-    engine, _ = start_engine(checkpoint, kv_cache_mode="AsCacheQuantI8", cache_span_num_init=20)
+    engine, _ = install_engine(checkpoint, kv_cache_mode="AsCacheQuantI8", cache_span_num_init=20)
     info = engine.get_as_model_info("m")
     assert info.total_token == 20 * info.span_size == 20 * 32
     assert info.num_longest_request == 20 * 32 // MAX_LENGTH
@@ -103,7 +97,7 @@ def test_model_info_before_the_start(checkpoint):
 
 def test_the_digest_of_a_model_is_that_of_its_spec_and_weights(checkpoint, tmp_path):
     def digest(directory):
-        return start_engine(directory)[0].get_as_model_info("m").model_digest
+        return install_engine(directory)[0].get_as_model_info("m").model_digest
 
     own = digest(checkpoint)
     assert re.fullmatch("[0-9a-f]{16}", own) and digest(checkpoint) == own
@@ -295,7 +289,6 @@ def test_prompt_logprobs_may_start_later(running):
 
 def test_queue_survives_release_stop_and_engine(checkpoint):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     _, handle, queue = engine.start_request_ids("m", None, [1, 2, 3], GREEDY)
     engine.sync_request("m", handle)
     assert engine.release_request("m", handle) == OK
@@ -310,7 +303,6 @@ def test_queue_survives_release_stop_and_engine(checkpoint):
 
 def test_lists_start_as_one_batch(checkpoint):
     engine, loader = start_engine(checkpoint)
-    engine.start_model("m")
 
     class Words:  # the checkpoint has no tokenizer
         def encode(self, text):
@@ -373,7 +365,6 @@ def test_bad_n_is_refused(running, config, words):
 
 def test_all_sequences_start_or_none(checkpoint):
     engine, loader = start_engine(checkpoint, max_waiting_requests=2, engine_max_batch=2)
-    engine.start_model("m")
     config = {"n": 16, "max_new_tokens": 400}
     status, handles, queues = engine.start_request_ids("m", None, [1], config)
     assert status == AsStatus.ALLSPARK_REQUEST_DENIED and handles == queues == []
@@ -401,7 +392,6 @@ def test_stop_from_another_thread_wakes_a_blocked_get(running):
 
 def test_a_sync_that_gives_up_says_how_long_it_waited(checkpoint):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     (handle,) = start_endless(engine)
     for handles in (handle, [handle], None):
         # Longer than the slices in which signals are looked for.
@@ -412,7 +402,6 @@ def test_a_sync_that_gives_up_says_how_long_it_waited(checkpoint):
 
 def test_a_list_has_one_limit_of_time(checkpoint):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     handles = start_endless(engine)
     assert engine.sync_request("m", [handles[0]], timeout_ms=5) == AsStatus.ALLSPARK_RUNTIME_ERROR
     engine.unload_device_mem("m")  # those that follow wait, too
@@ -434,7 +423,6 @@ def test_the_longest_limit_of_time(running, as_list):
 
 def test_the_limit_of_a_list_is_named(checkpoint):
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     ended = engine.start_request_ids("m", None, [1], GREEDY)[1]
     assert engine.sync_request("m", ended) == OK
     handles = [ended, *start_endless(engine)]
@@ -470,7 +458,7 @@ def test_sync_times_out(running):
 
 
 def test_a_step_that_throws_ends_its_requests_only(checkpoint):
-    engine, _ = start_engine(checkpoint)
+    engine, _ = install_engine(checkpoint)
     testing.enable_step_faults(engine._native, "m")
     engine.start_model("m")
     expected = run(engine, [1, 2, 3])
@@ -484,7 +472,7 @@ def test_a_step_that_throws_ends_its_requests_only(checkpoint):
 
 
 def test_ctrl_c_ends_a_blocking_get(checkpoint):
-    engine, _ = start_engine(checkpoint)
+    engine, _ = install_engine(checkpoint)
     testing.enable_step_faults(engine._native, "m")
     engine.start_model("m")
     # Reads until the signal comes, 50 ms from now.
@@ -539,7 +527,7 @@ def ticks_per_second(path, call):
 
 
 def test_other_threads_run_while_an_image_waits_to_be_registered(checkpoint, tmp_path):
-    engine, loader = start_engine(checkpoint)
+    engine, loader = install_engine(checkpoint)
     engine.release_model("m")
     loader.serialize_to_memory(engine)
     path = tmp_path / "trace"
@@ -557,7 +545,6 @@ def test_other_threads_run_while_an_image_waits_to_be_registered(checkpoint, tmp
 def test_other_threads_run_while_an_engine_goes(checkpoint, tmp_path):
     path = tmp_path / "trace"
     engines = [start_engine(checkpoint, trace_path=str(path))[0]]
-    assert engines[0].start_model("m") == OK
     path.unlink()
     os.mkfifo(path)
     assert ticks_per_second(path, engines.clear) > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("allspark._allspark")
 
 from allspark.cli import main  # noqa: E402
+from allspark.cli.output_files import settings_of  # noqa: E402
 from allspark.eval import compare, perplexity  # noqa: E402
 from allspark.eval.report import markdown_of, record_of, text_of, write  # noqa: E402
 from allspark.eval.statistics import mean  # noqa: E402
@@ -355,6 +357,15 @@ def test_a_report_is_refused_before_the_conversion(
     given = [each.format(text=text, short=short) for each in arguments]
     assert main([*command, str(out), str(demo_model), *given]) == 1
     assert message in capsys.readouterr().err and not out.exists()
+
+
+def test_a_setting_of_zero_is_one():
+    given = argparse.Namespace(
+        command="quantize", fail=None, group_size=0, json="x", seed=0, smooth=0.0,
+        calib=[], report=None, search=False, requantize=True,
+    )  # fmt: skip
+    expected = {"group_size": 0, "requantize": True, "seed": 0, "smooth": 0.0}
+    assert settings_of(given) == expected
 
 
 def test_settings_of_a_report_need_one(demo_model, tmp_path, capsys):

@@ -80,7 +80,7 @@ def test_without_lm_eval_the_extra_is_named(tmp_path):
         capture_output=True, text=True, timeout=60, env=environment,
     )  # fmt: skip
     assert result.returncode == 1
-    assert "needs the extra: pip install 'allspark[eval]'" in result.stderr
+    assert "allspark.eval.lm_eval needs the extra 'eval' (docs/" in result.stderr
 
 
 # The command line beside a server.

@@ -92,7 +92,7 @@ def test_roots_and_exponentials_propagate_errors():
 
 def test_percentiles_are_interpolated_between_ranks():
     found = spread([4.0, 1.0, 3.0, 2.0], ("50", "75", "99.9"))
-    assert (found.smallest, found.largest, found.median) == (1.0, 4.0, 2.5)
+    assert (found.smallest, found.largest, found.percentiles["50"]) == (1.0, 4.0, 2.5)
     assert found.percentiles == {"50": 2.5, "75": 3.25, "99.9": pytest.approx(3.997)}
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_fixture import write_small_checkpoint
 
 # Threads that wait for long, and threads that return to Python all the time. The last argument says
 # how the process ends.
@@ -23,14 +22,11 @@ stuck, _ = start_engine(
     checkpoint, engine_max_batch=1, max_waiting_requests=1, queue_full_policy="block",
     token_mask_timeout_ms=10**6,
 )
-stuck.start_model("m")
 [endless] = start_endless(stuck)
 _, waiting, queue = stuck.start_request_ids("m", None, [1, 2], GREEDY)
 draining, _ = start_engine(checkpoint, token_mask_timeout_ms=10**6)
-draining.start_model("m")
 start_endless(draining)
 busy, _ = start_engine(checkpoint)
-busy.start_model("m")
 masks = MaskQueue()
 
 
@@ -111,11 +107,6 @@ sys.exit(3)
 """
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
-
-
 @pytest.mark.parametrize("repetition", range(3))
 @pytest.mark.parametrize("end", ["exit", "error", "stop", "delete"])
 def test_waiting_daemon_threads_do_not_disturb_the_exit(checkpoint, end, repetition):
@@ -144,7 +135,6 @@ atexit.register(start)  # it runs after the handlers of what is imported below
 from engine_fixture import start_engine
 
 engine, loader = start_engine(sys.argv[1])
-engine.start_model("m")
 loader.get_tokenizer()
 """
 

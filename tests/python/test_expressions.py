@@ -15,10 +15,10 @@ pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 from allspark.model_loader import HuggingFaceModel, ModelSerializerException  # noqa: E402
-from allspark.model_loader import expressions as module  # noqa: E402
+from allspark.model_loader import tokenizer_expressions as module  # noqa: E402
 from allspark.model_loader.errors import CheckpointError  # noqa: E402
-from allspark.model_loader.expression_trial import texts_for  # noqa: E402
-from allspark.model_loader.expressions import (  # noqa: E402
+from allspark.model_loader.tokenizer_expression_trial import texts_for  # noqa: E402
+from allspark.model_loader.tokenizer_expressions import (  # noqa: E402
     check_expressions,
     expressions_in,
     known_expressions,

@@ -364,7 +364,7 @@ def test_baichuan_13b_has_alibi_and_the_first_of_them_a_plain_head():
 
 @pytest.mark.parametrize("heads", [1, 6, 8, 12, 40, 71, 112])
 def test_slopes_are_transformers(heads):
-    from allspark.model_loader.alibi import alibi_slopes
+    from allspark.model_loader.architectures.alibi import alibi_slopes
     from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
     theirs = _get_alibi_slopes(heads, "cpu").numpy()
@@ -427,7 +427,7 @@ def test_every_family_is_in_the_guide(repo_root):
     assert [name for name in registered() if f"`{name}`" not in guide] == []
 
 
-def held_to():
+def compared_with():
     """{architecture: programs that compute the same from checkpoints not made by this project}."""
     import test_fast_llm
     import test_llama_cpp
@@ -449,10 +449,10 @@ def held_to():
     return held
 
 
-def test_the_guide_says_what_each_family_is_held_to(repo_root):
-    held = held_to()
+def test_the_guide_says_what_each_family_is_compared_with(repo_root):
+    held = compared_with()
     guide = (repo_root / "docs" / "models.md").read_text()
-    head = "| family | `architectures` in `config.json` | held to | remarks |\n"
+    head = "| family | `architectures` in `config.json` | compared with | remarks |\n"
     lines = guide.partition(head)[2].partition("\n\n")[0].splitlines()[1:]
     found = set()
     for line in lines:

@@ -7,8 +7,8 @@ import pytest
 from allspark.model_loader import HuggingFaceModel
 from support.checkpoints import Octets, llama_tensors, write_checkpoint
 from support.model_file import dequantise, e4m3, floats, parts_of, read_tensors
-from support.quantized import CONFIG
-from support.read_back import weights_of
+from support.quantized import GROUPED
+from support.read_back import serialized, weights_of
 
 Q = "model.layers.0.self_attn.q_proj."
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -53,7 +53,7 @@ def write(directory, kind, edit=None, config=None):
     """A checkpoint; returns its codes by the weights' names, and all weights."""
     rng = np.random.default_rng(9)
     tensors, codes, weights = {}, {}, {}
-    for name, values in llama_tensors(CONFIG).items():
+    for name, values in llama_tensors(GROUPED).items():
         if "_proj" not in name:
             tensors[name] = weights[name] = values
             continue
@@ -63,19 +63,13 @@ def write(directory, kind, edit=None, config=None):
     if edit is not None:
         edit(tensors)
     section = settings(kind) if config is None else config
-    write_checkpoint(directory, tensors, {**CONFIG, "quantization_config": section})
+    write_checkpoint(directory, tensors, {**GROUPED, "quantization_config": section})
     return codes, weights
 
 
 def rounding(weights):
     """By how much scales in float16 change ``weights``: the smallest are multiples of 2^-24."""
     return np.abs(weights) * 2.0**-11 * 1.001 + 12 * 2.0**-25
-
-
-def convert(directory, out, **options):
-    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(out), **options)
-    return out / "m.asgraph"
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
@@ -93,7 +87,7 @@ def test_values_are_those_of_the_checkpoint(tmp_path, kind):
 def test_codes_are_kept(tmp_path, kind):
     pytest.importorskip("allspark._allspark")
     codes, weights = write(tmp_path, kind)
-    file, tensors = read_tensors(convert(tmp_path, tmp_path / "out"))
+    file, tensors = read_tensors(serialized(tmp_path, tmp_path / "out"))
     assert file.format_version == (7 if kind == "mxfp4" else 6)
     quants = {quant.tensor: quant for quant in file.spec.weight_quant}
     assert sorted(quants) == sorted(TARGETS)
@@ -117,14 +111,14 @@ def test_parity_with_the_dequantised_model(tmp_path, kind):
     from support.read_back import check_logits
 
     _, weights = write(tmp_path / "in", kind)
-    graph = convert(tmp_path / "in", tmp_path / "out")
-    check_logits(CONFIG, weights, graph)
+    graph = serialized(tmp_path / "in", tmp_path / "out")
+    check_logits(GROUPED, weights, graph)
 
 
 def test_activations_in_int8(tmp_path):
     pytest.importorskip("allspark._allspark")
     write(tmp_path, "nvfp4")
-    file, _ = read_tensors(convert(tmp_path, tmp_path / "out", enable_quant=True))
+    file, _ = read_tensors(serialized(tmp_path, tmp_path / "out", enable_quant=True))
     assert {quant.quantize_activations for quant in file.spec.weight_quant} == {True}
     assert {bool(quant.table) for quant in file.spec.weight_quant} == {True}
 
@@ -139,7 +133,7 @@ def test_scales_have_the_type_that_holds_them(tmp_path, divisor, dtype):
                 tensors[name] = np.full(1, divisor, np.float32)
 
     _, weights = write(tmp_path, "nvfp4", divided)
-    _, tensors = read_tensors(convert(tmp_path, tmp_path / "out"))
+    _, tensors = read_tensors(serialized(tmp_path, tmp_path / "out"))
     scales = tensors["layers.0.o_scale"]
     assert scales.dtype == dtype and (floats(scales) > 0).all()
 
@@ -209,7 +203,7 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path, case):
     kind, edit, message = DAMAGED[case]
     write(tmp_path, kind, edit)
     with pytest.raises(ValueError, match=message):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

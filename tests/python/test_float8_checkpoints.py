@@ -9,8 +9,8 @@ import pytest
 from allspark.model_loader import HuggingFaceModel
 from support.checkpoints import llama_tensors, write_checkpoint
 from support.model_file import dequantise, floats, parts_of, read_tensors
-from support.quantized import CONFIG
-from support.read_back import weights_of
+from support.quantized import GROUPED
+from support.read_back import serialized, weights_of
 
 Q = "model.layers.0.self_attn.q_proj."
 
@@ -71,7 +71,7 @@ def write(directory, row, edit=None, **fields):
     settings, scale_name, block = ROWS[row]
     rng = np.random.default_rng(5)
     tensors, weights = {}, {}
-    for name, values in llama_tensors(CONFIG).items():
+    for name, values in llama_tensors(GROUPED).items():
         if "_proj" not in name:
             tensors[name] = weights[name] = values
             continue
@@ -94,14 +94,12 @@ def write(directory, row, edit=None, **fields):
         weights[name] = floats * factor
     if edit is not None:
         edit(tensors)
-    write_checkpoint(directory, tensors, {**CONFIG, "quantization_config": {**settings, **fields}})
+    write_checkpoint(directory, tensors, {**GROUPED, "quantization_config": {**settings, **fields}})
     return weights
 
 
 def convert(directory, out, **options):
-    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(out), **options)
-    return read_tensors(out / "m.asgraph")
+    return read_tensors(serialized(directory, out, **options))
 
 
 def concatenated(weights, target):
@@ -147,7 +145,7 @@ def test_parity_with_the_dequantised_model(tmp_path):
     weights = write(tmp_path / "in", "blocks-32")
     convert(tmp_path / "in", tmp_path / "out")
     graph = tmp_path / "out" / "m.asgraph"
-    check_logits(CONFIG, weights, graph)
+    check_logits(GROUPED, weights, graph)
 
 
 def test_blocks_that_the_engine_does_not_have(tmp_path):

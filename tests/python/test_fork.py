@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from engine_fixture import write_small_checkpoint
 from support.versions import is_before
 
 # What comes before and after the fork's own part. Threads of the parent wait in the engine, since
@@ -23,7 +21,6 @@ from engine_fixture import GREEDY, read_all, start_endless, start_engine
 
 checkpoint, OK = sys.argv[1], AsStatus.ALLSPARK_SUCCESS
 engine, loader = start_engine(checkpoint, engine_max_batch=1, token_mask_timeout_ms=10**6)
-engine.start_model("m")
 tokens = read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2])
 status, *_ = asyncio.run(engine.start_request_ids_async("m", None, [1, 2, 3], GREEDY))
 assert status == OK
@@ -57,11 +54,6 @@ engine.release_request("m", endless)
 assert read_all(queue) == tokens
 assert len(engine.drain_completions()) > 0
 """
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
 
 
 def run(checkpoint: Path, child: str) -> None:
@@ -174,14 +166,11 @@ def test_the_fork_has_an_engine_of_its_own(checkpoint):
         checkpoint,
         """
 engine, _ = start_engine(checkpoint)
-engine.start_model("m")
 assert read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2]) == tokens
 status, _, queue = asyncio.run(engine.start_request_ids_async("m", None, [1, 2, 3], GREEDY))
 assert read_all(queue) == tokens
 """,
     )
-
-
 
 
 HELD = """

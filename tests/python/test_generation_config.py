@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from allspark import ASGenerationConfigBuilder
 from allspark._allspark import AsModelConfig, GenerateConfig
-from allspark.generation_config import GenerationConfigAdapter
-from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_checkpoint
+from allspark.generation_config import RequestConfig
+from engine_fixture import MAX_LENGTH, VOCAB_SIZE, start_engine
 
 FIELDS = GenerateConfig.fields()
 DEFAULTS = GenerateConfig().to_dict()
@@ -21,9 +21,8 @@ TABLE = Path(__file__).parents[2] / "docs" / "generation.md"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    engine, _ = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
-    engine.start_model("m")
+def engine(checkpoint):
+    engine, _ = start_engine(checkpoint)
     return engine
 
 
@@ -164,9 +163,9 @@ def test_a_seed_has_room_for_those_that_follow(engine):
 
 def test_single_tokens_that_end_a_request_have_no_text():
     config = {"eos_token_id": 2, "stop_token_ids": [3], "stop_words_ids": [[4], [5, 6]]}
-    assert GenerationConfigAdapter.parse(config).end_ids() == [3, 4, 2]
+    assert RequestConfig.parse(config).end_ids() == [3, 4, 2]
     config = {**config, "ignore_eos": True}
-    assert GenerationConfigAdapter.parse(config).end_ids() == [3, 4]
+    assert RequestConfig.parse(config).end_ids() == [3, 4]
 
 
 def test_neutral_values_of_fields_that_are_not_served_are_fine(engine):

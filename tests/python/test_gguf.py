@@ -17,7 +17,8 @@ from support import gguf_files
 from support.checkpoints import llama_tensors, write_checkpoint
 from support.gguf_files import llama_file, metadata, quantized, renamed, write_gguf
 from support.model_file import floats, parts_of, read_tensors
-from support.quantized import CONFIG
+from support.quantized import GROUPED
+from support.read_back import serialized
 from support.vocabularies import tokenizer_directory
 
 gguf = pytest.importorskip("gguf")
@@ -25,13 +26,6 @@ native = pytest.importorskip("allspark._allspark")
 
 from allspark.model_loader import DashInferModel, HuggingFaceModel, derived  # noqa: E402
 from allspark.model_loader.gguf import read_gguf, tokenizer_files  # noqa: E402
-
-
-def serialize(source, out, data_type="float32", **options):
-    loader = HuggingFaceModel(str(source), "m", user_set_data_type=data_type).load_model()
-    loader.serialize_to_path(None, str(out), **options)
-    return out / "m.asgraph"
-
 
 # Families.
 
@@ -222,8 +216,8 @@ def test_same_model_as_from_transformers_layout(tmp_path, row, monkeypatch):
     model = write_row(tmp_path, row, monkeypatch)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*without a tokenizer")
-        file, found = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "a"))
-    expected_file, expected = read_tensors(serialize(tmp_path / "hf", tmp_path / "b"))
+        file, found = read_tensors(serialized(tmp_path / "m.gguf", tmp_path / "a"))
+    expected_file, expected = read_tensors(serialized(tmp_path / "hf", tmp_path / "b"))
     for spec in (file.spec, expected_file.spec):
         spec.architecture = ""  # Some are read by the declaration of an equivalent architecture.
         if spec.attention_scale == spec.head_dim**-0.5:  # The default if it is not set.
@@ -251,8 +245,8 @@ def test_a_gemma_without_its_caps_and_window_has_those_of_llama_cpp(tmp_path, ar
     from allspark.model_loader.gguf.families import find_family, model_config
     from allspark.model_loader.gguf.source import Source
 
-    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
-    write_gguf(tmp_path / "m.gguf", arch, tensors, metadata(CONFIG))
+    tensors = renamed("llama", llama_tensors(GROUPED), GROUPED)
+    write_gguf(tmp_path / "m.gguf", arch, tensors, metadata(GROUPED))
     source = Source(read_gguf(tmp_path / "m.gguf"))
     fields = describe_decoder(model_config(find_family(source), source)).fields
     assert (fields["attention_soft_cap"], fields["logits_soft_cap"]) == caps
@@ -266,8 +260,8 @@ def test_weights_of_experts_are_normalised_where_the_file_says_so(tmp_path, said
     from allspark.model_loader.gguf.source import Source
 
     keys = {**LATENTS, "expert_gating_func": 2, "expert_weights_norm": said}
-    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
-    write_gguf(tmp_path / "m.gguf", "deepseek2", tensors, metadata(CONFIG, **keys))
+    tensors = renamed("llama", llama_tensors(GROUPED), GROUPED)
+    write_gguf(tmp_path / "m.gguf", "deepseek2", tensors, metadata(GROUPED, **keys))
     source = Source(read_gguf(tmp_path / "m.gguf"))
     assert model_config(find_family(source), source).flag("norm_topk_prob") is bool(said)
 
@@ -278,7 +272,7 @@ def test_weights_of_experts_are_normalised_where_the_file_says_so(tmp_path, said
 def test_integers_of_experts_stay_as_they_are(tmp_path, monkeypatch, kind):
     pytest.importorskip("transformers")
     write_row(tmp_path, "mixtral", monkeypatch, kind)
-    file, found = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    file, found = read_tensors(serialized(tmp_path / "m.gguf", tmp_path / "out"))
     quants = {q.tensor: (q.bits, q.group_size) for q in file.spec.weight_quant}
     names = [f"layers.{i}.experts_{part}" for i in range(2) for part in ("gate_up", "down")]
     assert quants == dict.fromkeys(names, (8 if kind == "Q8_0" else 4, 32))
@@ -312,7 +306,7 @@ def blocks_of(raw, kind):
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer")
 def test_integers_stay_as_they_are(tmp_path, kind):
     exact, stored = llama_file(tmp_path / "m.gguf", {"": kind})
-    file, tensors = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    file, tensors = read_tensors(serialized(tmp_path / "m.gguf", tmp_path / "out"))
     assert {(q.bits, q.group_size, q.asymmetric) for q in file.spec.weight_quant} == {
         (8 if kind == "Q8_0" else 4, 32, False)
     }
@@ -329,12 +323,12 @@ def test_integers_stay_as_they_are(tmp_path, kind):
 
 
 # A block of the larger types has 256 columns.
-LARGE = {**CONFIG, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+LARGE = {**GROUPED, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 # For each weight, or for parts of one, a type without kernels.
 FLOATS = {
     "i": (LARGE, {"q_proj": "IQ2_XS", "k_proj": "IQ3_XXS", "": "IQ2_XS"}),
     "ternary": (LARGE, {"": "TQ2_0"}),
-    "parts": (CONFIG, {"v_proj": "Q8_0", "k_proj": "F32", "q_proj": "Q4_0", "up": "MXFP4",
+    "parts": (GROUPED, {"v_proj": "Q8_0", "k_proj": "F32", "q_proj": "Q4_0", "up": "MXFP4",
                        "gate": "Q5_0", "": "F32"}),
     "one part": (LARGE, {"v_proj": "Q6_K", "k_proj": "IQ2_XS", "q_proj": "Q4_K", "": "F32"}),
 }  # fmt: skip
@@ -351,10 +345,10 @@ def test_other_types_become_floats_with_a_warning(tmp_path, case):
     after = sum(4 * exact[name].size for name, entry in stored.items() if isinstance(entry, tuple))
     message = f"m.gguf: {len(entries)} weights are {types}, .*{after} bytes instead of {before}"
     with pytest.warns(UserWarning, match=message) as caught:
-        graph = serialize(tmp_path / "m.gguf", tmp_path / "a")
+        graph = serialized(tmp_path / "m.gguf", tmp_path / "a")
     assert len([w for w in caught if "weights are" in str(w.message)]) == 1
     write_checkpoint(tmp_path / "hf", exact, config)
-    other = serialize(tmp_path / "hf", tmp_path / "b")
+    other = serialized(tmp_path / "hf", tmp_path / "b")
     assert (
         graph.with_suffix(".asparam").read_bytes()[64:]
         == other.with_suffix(".asparam").read_bytes()[64:]
@@ -364,16 +358,16 @@ def test_other_types_become_floats_with_a_warning(tmp_path, case):
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0"])
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer", "ignore:.*weights are")
 def test_large_weights_are_read_in_pieces(tmp_path, kind, monkeypatch):
-    config = CONFIG if kind.endswith("_0") and kind != "TQ2_0" else LARGE
+    config = GROUPED if kind.endswith("_0") and kind != "TQ2_0" else LARGE
     llama_file(tmp_path / "m.gguf", {"": kind}, config)
-    whole = serialize(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam").read_bytes()
+    whole = serialized(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam").read_bytes()
     cols = config["hidden_size"]
     monkeypatch.setattr(derived, "_PIECE_ELEMENTS", 64 * cols)
     tensors = HuggingFaceModel(str(tmp_path / "m.gguf"), "m").load_model().checkpoint_tensors()
     entry = tensors["lm_head.weight"]
     pieces = (entry if kind == "TQ2_0" else entry.values).pieces()
     assert [(row, piece.shape) for row, piece in pieces] == [(0, (64, cols)), (64, (37, cols))]
-    found = serialize(tmp_path / "m.gguf", tmp_path / "b").with_suffix(".asparam").read_bytes()
+    found = serialized(tmp_path / "m.gguf", tmp_path / "b").with_suffix(".asparam").read_bytes()
     assert found[64:] == whole[64:]
 
 
@@ -383,7 +377,7 @@ def test_what_the_caller_may_say(tmp_path):
     llama_file(tmp_path / "m.gguf", kinds, LARGE)
 
     def quants(**options):
-        file, _ = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out", **options))
+        file, _ = read_tensors(serialized(tmp_path / "m.gguf", tmp_path / "out", **options))
         found = {quant.tensor: quant for quant in file.spec.weight_quant}
         return {
             name: (found[name].bits, found[name].group_size, found[name].quantize_activations)
@@ -412,7 +406,7 @@ def test_what_the_caller_may_say(tmp_path):
 def test_half_precision(tmp_path, kind):
     import gguf as package
 
-    tensors = llama_tensors(CONFIG)
+    tensors = llama_tensors(GROUPED)
     type_id = package.GGMLQuantizationType[kind]
     raw = {
         name: values if values.ndim == 1 else (kind, package.quants.quantize(values, type_id))
@@ -428,7 +422,7 @@ def test_half_precision(tmp_path, kind):
             name: entry if not isinstance(entry, tuple) else entry[1].view("<f2")
             for name, entry in raw.items()
         }
-    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, CONFIG["num_hidden_layers"])
+    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, GROUPED["num_hidden_layers"])
     named = {}
     for name, entry in raw.items():
         heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
@@ -437,10 +431,10 @@ def test_half_precision(tmp_path, kind):
             array = gguf_files.in_pairs(array, heads)
             entry = (entry[0], array) if isinstance(entry, tuple) else array
         named[names.get_name(name, try_suffixes=(".weight",))] = entry
-    write_gguf(tmp_path / "m.gguf", "llama", named, metadata(CONFIG))
-    write_checkpoint(tmp_path / "hf", exact, CONFIG)
-    a = serialize(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam")
-    b = serialize(tmp_path / "hf", tmp_path / "b").with_suffix(".asparam")
+    write_gguf(tmp_path / "m.gguf", "llama", named, metadata(GROUPED))
+    write_checkpoint(tmp_path / "hf", exact, GROUPED)
+    a = serialized(tmp_path / "m.gguf", tmp_path / "a").with_suffix(".asparam")
+    b = serialized(tmp_path / "hf", tmp_path / "b").with_suffix(".asparam")
     assert a.read_bytes()[64:] == b.read_bytes()[64:]
 
 
@@ -453,13 +447,13 @@ def test_shards_and_directories(tmp_path):
     llama_file(tmp_path / "many" / "m.gguf", {"": "Q8_0"}, shard_tensors=5)
     shards = sorted((tmp_path / "many").iterdir())
     assert len(shards) > 3
-    expected = serialize(tmp_path / "one" / "m.gguf", tmp_path / "a").with_suffix(".asparam")
+    expected = serialized(tmp_path / "one" / "m.gguf", tmp_path / "a").with_suffix(".asparam")
     for source in (tmp_path / "one", tmp_path / "many", shards[0], shards[-1]):
-        found = serialize(source, tmp_path / "b").with_suffix(".asparam")
+        found = serialized(source, tmp_path / "b").with_suffix(".asparam")
         assert found.read_bytes()[64:] == expected.read_bytes()[64:]
     shards[1].unlink()
     with pytest.raises(FileNotFoundError, match=f"{shards[1].name}: missing, .* one of 0000"):
-        serialize(shards[0], tmp_path / "b")
+        serialized(shards[0], tmp_path / "b")
 
 
 @pytest.mark.filterwarnings("ignore:.*without a tokenizer")
@@ -773,8 +767,8 @@ def test_tokenizers_that_cannot_be_made(tmp_path, keys, message):
 
 def test_keys_that_are_not_known(tmp_path):
     path = tmp_path / "m.gguf"
-    keys = {**metadata(CONFIG), "attention.clamp_kqv": 8.0}
-    write_gguf(path, "llama", renamed("llama", llama_tensors(CONFIG), CONFIG), keys)
+    keys = {**metadata(GROUPED), "attention.clamp_kqv": 8.0}
+    write_gguf(path, "llama", renamed("llama", llama_tensors(GROUPED), GROUPED), keys)
     with pytest.raises(NotImplementedError, match=r"'llama.attention.clamp_kqv' \(8.0\) is not kn"):
         HuggingFaceModel(str(path), "m").load_model()
 
@@ -811,8 +805,8 @@ def test_keys_that_are_not_known(tmp_path):
 )  # fmt: skip
 def test_metadata_that_is_not_served(tmp_path, arch, fields, error, message):
     path = tmp_path / "m.gguf"
-    tensors = renamed("llama", llama_tensors(CONFIG), CONFIG)
-    write_gguf(path, arch, tensors, metadata(CONFIG, **fields))
+    tensors = renamed("llama", llama_tensors(GROUPED), GROUPED)
+    write_gguf(path, arch, tensors, metadata(GROUPED, **fields))
     with pytest.raises(error, match=message) as caught:
         HuggingFaceModel(str(path), "m").load_model()
     assert "m.gguf" in str(caught.value)
@@ -829,7 +823,7 @@ def test_types_that_are_kept_need_no_package(tmp_path, monkeypatch, kinds):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_directory("byte_level"))
     llama_file(tmp_path / "m.gguf", kinds, LARGE, whole=bpe_keys(tokenizer, "gpt-2"))
     hide_the_package(monkeypatch)
-    serialize(tmp_path / "m.gguf", tmp_path / "native", "bfloat16")
+    serialized(tmp_path / "m.gguf", tmp_path / "native", "bfloat16")
     ours = DashInferModel(str(tmp_path / "native"), "m").get_tokenizer()
     assert ours.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
 
@@ -837,7 +831,7 @@ def test_types_that_are_kept_need_no_package(tmp_path, monkeypatch, kinds):
 def test_a_package_that_is_missing(tmp_path, monkeypatch):
     llama_file(tmp_path / "k.gguf", {"": "IQ2_XS"}, LARGE)
     hide_the_package(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"GGUF type 17, for which the package 'gguf'.*gguf\]"):
+    with pytest.raises(RuntimeError, match=r"GGUF type 17, which needs the extra 'gguf' \(docs/"):
         HuggingFaceModel(str(tmp_path / "k.gguf"), "m").load_model()
 
 

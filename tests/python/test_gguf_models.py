@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.gguf_files import SCALES, llama_file, metadata, write_gguf
 from support.model_file import PARTS, dequantise, read_tensors, restore
-from support.quantized import CONFIG
+from support.quantized import GROUPED
 
 gguf = pytest.importorskip("gguf")
 native = pytest.importorskip("allspark._allspark")
@@ -20,8 +20,8 @@ from allspark.engine import TargetDevice  # noqa: E402
 from allspark.model_loader.errors import CheckpointError  # noqa: E402
 from allspark.model_loader.gguf.kept import KEPT_TYPES  # noqa: E402
 from support.parity import FLOAT32_FACTOR, greedy, reference_for  # noqa: E402
-from support.read_back import reference_of, with_weights  # noqa: E402
-from test_gguf import serialize, write_row  # noqa: E402
+from support.read_back import reference_of, serialized, with_weights  # noqa: E402
+from test_gguf import write_row  # noqa: E402
 from test_gguf_blocks import BITS_PER_WEIGHT  # noqa: E402
 
 pytestmark = [
@@ -31,8 +31,8 @@ pytestmark = [
 ]
 
 # A block of the K types has 256 columns.
-LARGE = {**CONFIG, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-IDS = np.random.default_rng(0).integers(3, CONFIG["vocab_size"], 40).tolist()
+LARGE = {**GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+IDS = np.random.default_rng(0).integers(3, GROUPED["vocab_size"], 40).tolist()
 
 
 def llama(config=LARGE):
@@ -73,7 +73,7 @@ def check(graph, exact, config=LARGE, ids=IDS):
 @pytest.mark.parametrize("kind", KEPT_TYPES)
 def test_every_type(tmp_path, kind):
     exact, _ = llama_file(tmp_path / "m.gguf", {"": kind}, LARGE)
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     found = forms(graph)
     assert set(found.values()) == {form_of(kind)}
     assert found.keys() == {
@@ -89,7 +89,7 @@ def test_every_type(tmp_path, kind):
 def test_tied_embeddings(tmp_path, kind):
     config = {**LARGE, "tie_word_embeddings": True}
     exact, _ = llama_file(tmp_path / "m.gguf", {"": kind}, config)
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     assert forms(graph)["embedding"] == form_of(kind) and "lm_head" not in forms(graph)
     check(graph, exact, config)
 
@@ -116,7 +116,7 @@ MIXTURES = {
 def test_mixtures_of_types(tmp_path, row):
     kinds, unified = MIXTURES[row]
     exact, _ = llama_file(tmp_path / "m.gguf", kinds, LARGE)
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     found = forms(graph)
     for name, form in unified.items():
         assert found[f"layers.0.{name}"] == found[f"layers.1.{name}"] == form
@@ -130,7 +130,7 @@ def test_mixtures_of_types(tmp_path, row):
 def test_scales_of_8_bits_of_mixtures(tmp_path, row, coded):
     """Only where all parts have them; then nothing is rounded."""
     exact, _ = llama_file(tmp_path / "m.gguf", MIXTURES[row][0], LARGE)
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     quants = {quant.tensor: quant for quant in read_tensors(graph)[0].spec.weight_quant}
     assert quants["layers.0.qkv"].scale_codes == coded
     assert quants["layers.0.qkv"].half_scales != coded
@@ -145,7 +145,7 @@ def test_scales_of_8_bits_of_mixtures(tmp_path, row, coded):
 def test_greedy_tokens(tmp_path, row):
     exact, _ = llama_file(tmp_path / "m.gguf", MIXTURES[row][0], LARGE)
     kept = dict(exact)
-    restore(kept, serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    restore(kept, serialized(tmp_path / "m.gguf", tmp_path / "out"))
     model = with_weights(llama(), kept)
     expected, lead = greedy(model, IDS, 8)
     assert lead > 2 * reference_for(model, IDS + expected, FLOAT32_FACTOR).bound
@@ -163,7 +163,7 @@ def test_int8_activations(tmp_path, kind):
     for name in (kind, "Q8_0"):
         exact, _ = llama_file(tmp_path / f"{name}.gguf", {"": name}, LARGE)
         for options in ({}, {"enable_quant": True}):
-            graph = serialize(tmp_path / f"{name}.gguf", tmp_path / "out", **options)
+            graph = serialized(tmp_path / f"{name}.gguf", tmp_path / "out", **options)
             quants = read_tensors(graph)[0].spec.weight_quant
             for quant in quants:
                 expected = bool(options) and quant.tensor != "embedding"
@@ -190,7 +190,7 @@ def test_keeping_by_name(tmp_path, compute_method, activated, tied):
     if compute_method is not None:
         settings["compute_method"] = compute_method
     options = {"enable_quant": True, "customized_quant_config": settings}
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out", **options)
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out", **options)
     quants = read_tensors(graph)[0].spec.weight_quant
     assert len(quants) > 1
     for quant in quants:
@@ -204,14 +204,14 @@ def test_another_method_is_refused(tmp_path):
     llama_file(tmp_path / "m.gguf", {"": "Q4_K"}, LARGE)
     settings = {"enable_quant": True, "customized_quant_config": {"quant_method": "gptq"}}
     with pytest.raises(ValueError, match="'gptq', but the checkpoint's is 'gguf'"):
-        serialize(tmp_path / "m.gguf", tmp_path / "out", **settings)
+        serialized(tmp_path / "m.gguf", tmp_path / "out", **settings)
 
 
 def test_a_head_that_is_kept_has_no_other_format(tmp_path):
     llama_file(tmp_path / "m.gguf", {"": "Q4_K"}, LARGE)
     config = {"quant_method": "gguf", "lm_head": "int8"}
     with pytest.raises(ValueError, match="given, but 'lm_head' is quantised in the checkpoint"):
-        serialize(
+        serialized(
             tmp_path / "m.gguf", tmp_path / "out", enable_quant=True, customized_quant_config=config
         )
 
@@ -220,7 +220,7 @@ def test_a_head_that_is_kept_has_no_other_format(tmp_path):
 def test_memory(tmp_path, kind):
     config = {**LARGE, "vocab_size": 128}  # whole panels
     exact, stored = llama_file(tmp_path / "m.gguf", {"": kind}, config)
-    file, _ = read_tensors(serialize(tmp_path / "m.gguf", tmp_path / "out"))
+    file, _ = read_tensors(serialized(tmp_path / "m.gguf", tmp_path / "out"))
     names = [quant.tensor for quant in file.spec.weight_quant]
     ends = ("", "_high", "_scale", "_offset", "_block_scale", "_block_offset")
     own = {name + end for name in names for end in ends}
@@ -236,7 +236,7 @@ def test_memory(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"])
 def test_experts(tmp_path, monkeypatch, kind):
     write_row(tmp_path, "mixtral", monkeypatch, kind)
-    graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+    graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     file, found = read_tensors(graph)
     raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     quants = {quant.tensor: quant for quant in file.spec.weight_quant}
@@ -269,13 +269,13 @@ def test_infinite_scales(tmp_path, kind):
     scale = "o_scale" if kind == "Q4_1" else "o_block_scale"
     message = rf"m.gguf: tensor '{name}': tensor \"layers.1.{scale}\": row 3, column \d+ is"
     with pytest.raises(CheckpointError, match=message):
-        serialize(tmp_path / "m.gguf", tmp_path / "out")
+        serialized(tmp_path / "m.gguf", tmp_path / "out")
 
 
 def test_an_offset_beyond_float16(tmp_path):
     """A symmetric weight's scales fit, and its zero point as an offset does not."""
     entries, scale = {}, np.array([3000], "<f2").view(np.uint8)
-    llama_file(tmp_path / "m.gguf", {"v_proj": "Q5_0", "q_proj": "Q4_1", "": "F32"}, CONFIG)
+    llama_file(tmp_path / "m.gguf", {"v_proj": "Q5_0", "q_proj": "Q4_1", "": "F32"}, GROUPED)
     for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors:
         values, kind = np.array(tensor.data), tensor.tensor_type.name
         if kind == "Q5_0":
@@ -283,10 +283,10 @@ def test_an_offset_beyond_float16(tmp_path):
         entries[tensor.name] = (kind, values) if values.dtype == np.uint8 else values
     entries["blk.0.attn_k.weight"] = ("Q4_1", entries["blk.0.attn_q.weight"][1][:32])
     entries["blk.1.attn_k.weight"] = ("Q4_1", entries["blk.1.attn_q.weight"][1][:32])
-    write_gguf(tmp_path / "m.gguf", "llama", entries, metadata(CONFIG))
+    write_gguf(tmp_path / "m.gguf", "llama", entries, metadata(GROUPED))
     message = r"layers.0.qkv_offset\": row 96, column 0 is -96000.*; it does not fit float16"
     with pytest.raises(CheckpointError, match=message):
-        serialize(tmp_path / "m.gguf", tmp_path / "out")
+        serialized(tmp_path / "m.gguf", tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("default:.*weights are")
@@ -294,7 +294,7 @@ def test_types_without_a_common_form_become_floats(tmp_path):
     kinds = {"v_proj": "MXFP4", "gate": "IQ2_XS", "": "Q4_K"}
     exact, _ = llama_file(tmp_path / "m.gguf", kinds, LARGE)
     with pytest.warns(UserWarning, match="10 weights are IQ2_XS, MXFP4, Q4_K, and become float32"):
-        graph = serialize(tmp_path / "m.gguf", tmp_path / "out")
+        graph = serialized(tmp_path / "m.gguf", tmp_path / "out")
     names = {name.rpartition(".")[2] for name in forms(graph)}
     assert names == {"embedding", "o", "down", "lm_head"}
     check(graph, exact)

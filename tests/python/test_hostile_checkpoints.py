@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 from allspark.model_loader import HuggingFaceModel, ModelSerializerException
-from allspark.model_loader.export import temporary_file
+from allspark.whole_file import temporary_file
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 from support.lora import write_adapter
 

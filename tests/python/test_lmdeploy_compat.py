@@ -25,8 +25,6 @@ from allspark.lmdeploy_compat.not_served import CONSTANTS, METHODS, MODULES, NAM
 
 MODELS_OF_HUBS = ("internlm/internlm2-chat-7b", "internlm/internlm-chat-7b", "THUDM/chatglm2-6b")
 ADAPTER = "chenchi/lora-chatglm2-6b-guodegang"
-# A short answer: the demo model may go on for as long as it is allowed to.
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -855,7 +853,7 @@ def test_what_serve_refuses(lmdeploy, demo_model, monkeypatch):
     path = str(demo_model)
     for kwargs, error, text in (
         ({"backend": "other"}, ValueError, "backend"),
-        ({"backend_config": 3}, TypeError, "backend_config"),
+        ({"backend_config": 3}, TypeError, "backend_config is a int; it must be an EngineConfig"),
         ({"log_level": "LOUD"}, ValueError, "log_level"),
         ({"nothing": 1}, TypeError, "nothing"),
         ({"qos_config_path": "x"}, NotImplementedError, "priority"),
@@ -872,6 +870,8 @@ def test_what_serve_refuses(lmdeploy, demo_model, monkeypatch):
             lmdeploy.client(value)
     with pytest.raises(TypeError, match="nothing"):
         lmdeploy.client("http://0.0.0.0:1", nothing=1)
+    with pytest.raises(ValueError, match="the API key must be printable ASCII"):
+        lmdeploy.client("http://0.0.0.0:1", "schlüssel")
 
 
 def test_quantised_formats_are_checked(hub, lmdeploy):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from allspark import RequestStatInfo, metrics
-from engine_fixture import GREEDY, read_all, start_engine, write_small_checkpoint
+from engine_fixture import GREEDY, install_engine, read_all, start_engine
 
 prometheus_client = pytest.importorskip("prometheus_client")
 from prometheus_client import parser  # noqa: E402
@@ -18,9 +18,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "observability.md"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    engine, _ = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
-    engine.start_model("m")
+def engine(checkpoint):
+    engine, _ = start_engine(checkpoint)
     for length in (1, 5, 30):
         _, _, queue = engine.start_request_ids("m", None, list(range(length)), GREEDY)
         assert len(read_all(queue)) == 8
@@ -79,8 +78,8 @@ def test_the_document_names_everything(engine):
     assert not [name for name in names if f"`{name}`" not in DOCUMENT.read_text()]
 
 
-def test_the_collector_does_not_keep_the_engine_alive(tmp_path):
-    engine, _ = start_engine(write_small_checkpoint(tmp_path))
+def test_the_collector_does_not_keep_the_engine_alive(checkpoint):
+    engine, _ = install_engine(checkpoint)
     collector = metrics.EngineCollector(engine)
     assert list(collector.collect())
     del engine
@@ -109,7 +108,7 @@ def test_the_client_is_imported_when_needed_and_named_when_missing():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
     )
-    assert "pip install 'allspark[metrics]'" in result.stdout, result.stderr
+    assert "allspark.metrics needs the extra 'metrics' (docs/" in result.stdout, result.stderr
 
 
 def test_engine_stat_has_the_ancestors_forms(engine):

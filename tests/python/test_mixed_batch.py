@@ -183,7 +183,6 @@ def test_mixed_batch_equals_each_alone(tmp_path, demo_model, blocks, cache_mode)
         lora_max_num=len(adapters), lora_max_rank=8,
         prefill_policy="first_token" if blocks else "balanced",
     )  # fmt: skip
-    engine.start_model("m")
     for adapter in adapters:
         assert engine.load_lora("m", adapter.name, adapter) == AsStatus.ALLSPARK_SUCCESS
     rng = random.Random(17)

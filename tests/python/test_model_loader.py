@@ -1,4 +1,4 @@
-"""The loaders without the engine: rules, configurations, conversion plans, tokenizers, chaining."""
+"""The loaders with a fake writer: rules, configurations, plans, tokenizers, chaining."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from allspark.model_loader import (
     LoadFormat,
     ModelScopeModel,
     ModelSerializerException,
-    hugging_face,
 )
 from allspark.model_loader import spec as spec_module
 from allspark.model_loader.checkpoint import Checkpoint
@@ -29,7 +28,7 @@ from allspark.model_loader.errors import (
     UnexplainedTensorError,
     UnsupportedModelError,
 )
-from allspark.model_loader.native import Native
+from allspark.model_loader.native import native, required_of
 from allspark.model_loader.spec import (
     Weight,
     expand,
@@ -41,15 +40,14 @@ from allspark.model_loader.spec import (
     with_architecture,
 )
 from support.checkpoints import CONFIG, llama_tensors, shared_data, write_checkpoint
-from support.fake_native import FakeEngine, FakeWriter, required_tensors
+from support.fake_native import FakeEngine, FakeWriter
 from support.vocabularies import tokenizer_directory
 
 
 @pytest.fixture
 def fake_native(monkeypatch):
     """Makes loaders write with the fake writer; returns the list of its instances."""
-    fake = Native(FakeWriter, required_tensors, None, None)
-    monkeypatch.setattr(hugging_face, "native", lambda: fake)
+    monkeypatch.setattr(native(), "ModelWriter", FakeWriter)
     monkeypatch.setattr(FakeWriter, "made", [])
     return FakeWriter.made
 
@@ -64,7 +62,7 @@ def fields_of(**changes):
 
 def plan_for(directory, config=CONFIG, data_type="float32"):
     checkpoint = Checkpoint.open(directory)
-    return make_plan(describe_decoder(ModelConfig(config)), checkpoint, data_type, required_tensors)
+    return make_plan(describe_decoder(ModelConfig(config)), checkpoint, data_type)
 
 
 # Rules and resolver.
@@ -88,10 +86,10 @@ def test_expand():
     ]
 
 
-def test_sources_are_stacked_along_rows(tmp_path):
+def test_sources_are_stacked_along_rows(tmp_path, fake_native):
     tensors = llama_tensors()
     plan = plan_for(write_checkpoint(tmp_path, tensors))
-    image = write_model(plan, FakeWriter)
+    image = write_model(plan)
     layer = "model.layers.1."
     stacked = [tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv"]
     np.testing.assert_array_equal(image.tensors["layers.1.qkv"], np.concatenate(stacked))
@@ -110,9 +108,9 @@ def test_sources_are_stacked_along_rows(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<u2"])
-def test_16_bit_checkpoints(tmp_path, dtype):
+def test_16_bit_checkpoints(tmp_path, fake_native, dtype):
     plan = plan_for(write_checkpoint(tmp_path, llama_tensors(dtype=dtype)))
-    image = write_model(plan, FakeWriter)
+    image = write_model(plan)
     expected = llama_tensors()["model.norm.weight"]
     np.testing.assert_allclose(image.tensors["final_norm"], expected, rtol=2**-7)
 
@@ -129,12 +127,12 @@ def test_a_mystery_tensor_is_refused(tmp_path):
         plan_for(write_checkpoint(tmp_path, tensors))
 
 
-def test_biases_the_configuration_does_not_speak_of_are_refused(tmp_path):
+def test_biases_the_configuration_does_not_speak_of_are_refused(tmp_path, fake_native):
     write_checkpoint(tmp_path, llama_tensors(biases=True))
     with pytest.raises(UnexplainedTensorError, match="no rule explains.*bias.*and 6 more"):
         plan_for(tmp_path)
     config = config_with(attention_bias=True, mlp_bias=True)
-    image = write_model(plan_for(tmp_path, config), FakeWriter)
+    image = write_model(plan_for(tmp_path, config))
     assert image.tensors["layers.0.qkv_bias"].shape == (32,)
 
 
@@ -151,11 +149,10 @@ def test_a_target_without_a_rule_is_named(tmp_path):
     rules = tuple(rule for rule in llama.weights if rule.target != "final_norm")
     less = replace(llama, weights=rules, ignored=(r"model\.norm\.weight",))
     spec = plan_for(tmp_path).spec
-    from allspark.model_loader.native import RequiredTensor
-
-    required = [RequiredTensor(*row) for row in required_tensors(spec.SerializeToString())]
     with pytest.raises(UnexplainedTensorError, match="no rule produces 'final_norm'"):
-        resolve(less, 2, required, checkpoint.tensors, ("rope.inv_freq",))
+        resolve(
+            less, expand(rules, 2), required_of(spec), checkpoint.tensors, ("rope.inv_freq",)
+        )
 
 
 @pytest.mark.parametrize(
@@ -186,11 +183,11 @@ def test_wrong_dtypes_are_named(tmp_path, dtype):
         plan_for(write_checkpoint(tmp_path, tensors))
 
 
-def test_a_tied_head_may_be_there_or_not(tmp_path):
+def test_a_tied_head_may_be_there_or_not(tmp_path, fake_native):
     config = config_with(tie_word_embeddings=True)
     tensors = llama_tensors()
     write_checkpoint(tmp_path, tensors)
-    assert "lm_head" not in write_model(plan_for(tmp_path, config), FakeWriter).tensors
+    assert "lm_head" not in write_model(plan_for(tmp_path, config)).tensors
     del tensors["lm_head.weight"]
     write_checkpoint(tmp_path, tensors)
     plan_for(tmp_path, config)
@@ -206,22 +203,22 @@ def test_rotary_buffers_are_ignored(tmp_path):
     plan_for(write_checkpoint(tmp_path, {**llama_tensors(), **buffers}))
 
 
-def test_a_failure_of_the_writer_names_the_tensor(tmp_path, monkeypatch):
+def test_a_failure_of_the_writer_names_the_tensor(tmp_path, fake_native, monkeypatch):
     plan = plan_for(write_checkpoint(tmp_path))
     monkeypatch.setattr(FakeWriter, "fail_on", "final_norm")
     with pytest.raises(CheckpointError, match="tensor 'model.norm.weight': final_norm: refused"):
-        write_model(plan, FakeWriter)
+        write_model(plan)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_what_a_rule_raises_arrives(tmp_path, error):
+def test_what_a_rule_raises_arrives(tmp_path, fake_native, error):
     def fail(array):
         raise error
 
     plan = plan_for(write_checkpoint(tmp_path))
     parts = [replace(part, rule=replace(part.rule, transform=fail)) for part in plan.parts]
     with pytest.raises(error):
-        write_model(replace(plan, parts=parts), FakeWriter)
+        write_model(replace(plan, parts=parts))
 
 
 # Configurations.

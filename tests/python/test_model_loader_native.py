@@ -59,30 +59,6 @@ def generate(engine, loader, name=NAME):
     return ids
 
 
-def test_the_stand_in_asks_for_what_the_engine_asks_for(checkpoint):
-    """Tests with the fake writer are valid only if its list of tensors is the engine's."""
-    from allspark.model_loader.spec import message_class
-    from support.fake_native import required_tensors
-
-    sizes = dict(
-        vocab_size=41,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=6,
-        intermediate_size=24,
-        max_position=64,
-        rotary_dim=6,
-    )
-    for flags in ({}, {"tie_embeddings": True, "qk_norm": True}, {"qkv_bias": True, "o_bias": True},
-                  {"mlp_bias": True, "rotary_dim": 0}):  # fmt: skip
-        for compute_type in (1, 2):
-            spec = message_class("DecoderSpec")(**{**sizes, **flags}, compute_type=compute_type)
-            data = spec.SerializeToString()
-            assert native.required_tensors(data) == required_tensors(data)
-
-
 def test_files_memory_and_native_loader_are_one_model(checkpoint, tmp_path):
     engine = Engine()
     in_memory = loader_of(checkpoint).serialize_to_memory(engine)
@@ -292,10 +268,10 @@ BIG = {
     **CONFIG,
     "hidden_size": 1024,
     "intermediate_size": 2816,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 2,
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
-    "vocab_size": 16000,
+    "vocab_size": 8000,
     "max_position_embeddings": 256,
 }
 
@@ -323,8 +299,8 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.parametrize("target", ["memory", "path"])
 @pytest.mark.parametrize("shards", [0, 3])
-def test_conversion_takes_the_model_and_one_tensor(tmp_path, target, shards):
-    """200 MB of bfloat16; a second copy of the model anywhere would be noticed."""
+def test_conversion_takes_one_tensor_beside_what_it_makes(tmp_path, target, shards):
+    """85 MB of bfloat16; a copy of the model, a second one in memory, would be noticed."""
     block = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
     block = (block.view(np.uint32) >> 16).astype("<u2")
     tensors = {
@@ -333,7 +309,7 @@ def test_conversion_takes_the_model_and_one_tensor(tmp_path, target, shards):
     write_checkpoint(tmp_path / "in", tensors, BIG, shards)
     model_bytes = sum(array.nbytes for array in tensors.values())
     tensor_bytes = max(array.nbytes for array in tensors.values())
-    assert 180e6 < model_bytes < 260e6
+    assert 70e6 < model_bytes < 100e6
     del tensors
     out = str(tmp_path / "out") if target == "path" else ""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "in"), out]
@@ -343,5 +319,6 @@ def test_conversion_takes_the_model_and_one_tensor(tmp_path, target, shards):
     assert result.returncode == 0, result.stderr
     peak = int(result.stdout)
     slack = 16 << 20  # headers, index, Python objects
-    assert peak <= model_bytes + tensor_bytes + slack, f"{peak / 1e6:.0f} MB"
+    most = tensor_bytes + slack + (model_bytes if target == "memory" else 0)
+    assert peak <= most, f"{peak / 1e6:.0f} MB"
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -10,6 +10,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.lora import PREFIX, write_adapter
 from support.model_file import dequantise, read_tensors
+from support.read_back import serialized
 
 pytest.importorskip("allspark._allspark")
 
@@ -102,9 +103,7 @@ def write(directory, values=None, **fields):
 
 
 def serialize(directory, **options):
-    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(directory), **options)
-    return directory / "m.asgraph"
+    return serialized(directory, directory, **options)
 
 
 def logits(graph, **options):

@@ -13,14 +13,9 @@ from pathlib import Path
 import pytest
 from allspark import AsStatus
 from allspark.errors import AllSparkError
-from engine_fixture import GREEDY, read_all, start_engine, write_small_checkpoint
+from engine_fixture import GREEDY, install_engine, read_all, start_engine
 
 OK = AsStatus.ALLSPARK_SUCCESS
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("small"))
 
 
 def check_nesting(spans):
@@ -36,7 +31,6 @@ def check_nesting(spans):
 
 def test_a_profile_of_operations(checkpoint):
     engine, _ = start_engine(checkpoint, op_profiling=True)
-    engine.start_model("m")
     read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2])
     engine.stop_model("m")
     steps = engine.get_as_engine_stat("m").num_steps
@@ -52,7 +46,7 @@ def test_a_profile_of_operations(checkpoint):
 
 
 def test_a_profile_that_is_not_kept(checkpoint):
-    engine, _ = start_engine(checkpoint)
+    engine, _ = install_engine(checkpoint)
     with pytest.raises(AllSparkError, match="op_profiling of model 'm' is off"):
         engine.get_op_profiling_info("m")
     with pytest.raises(KeyError):
@@ -62,7 +56,6 @@ def test_a_profile_that_is_not_kept(checkpoint):
 def test_the_trace_loads_and_nests(checkpoint, tmp_path):
     path = tmp_path / "trace.json"
     engine, _ = start_engine(checkpoint, trace_path=str(path), engine_max_batch=2)
-    engine.start_model("m")
     configs = [GREEDY, {"prompt_only": True}, {**GREEDY, "num_beams": 2}, GREEDY, GREEDY]
     queues = [engine.start_request_ids("m", None, [1, 2, 3], config)[2] for config in configs]
     for queue in queues:
@@ -105,7 +98,6 @@ def test_json_lines_and_every_variable(checkpoint, tmp_path):
         from pathlib import Path
         from engine_fixture import GREEDY, read_all, start_engine
         engine, _ = start_engine(Path(sys.argv[1]))
-        engine.start_model("m")
         _, _, queue = engine.start_request_ids("m", None, [1, 2, 3], GREEDY)
         print(read_all(queue))
         engine.stop_model("m")

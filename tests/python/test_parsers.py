@@ -21,7 +21,7 @@ from allspark.serve.parsers import (
     choose_tool_parser,
     read_tools,
 )
-from allspark.serve.parsers.collector import is_json_object
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.parsers.reader import Markers
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
 """The loss of quality in each precision, on text that the models were not trained on. This measures
-the table of docs/quantization.md again; no figure of the table may be off, in either direction.
+the table of benchmarks/accuracy.md again; no figure of the table may be off, in either direction.
 
 For each form: how much the perplexity changes against float32, with the standard error of that
 change over the documents, and the mean KL divergence of the distributions of all next tokens from
@@ -197,8 +197,8 @@ def measured(model, form):
 
 @cache
 def documented():
-    """The table of docs/quantization.md: {row: {model: Figures}}; None for an empty cell."""
-    (table,) = TABLE.findall((ROOT / "docs" / "quantization.md").read_text("utf-8"))
+    """The table of benchmarks/accuracy.md: {row: {model: Figures}}; None for an empty cell."""
+    (table,) = TABLE.findall((ROOT / "benchmarks" / "accuracy.md").read_text("utf-8"))
     head, _, *lines = [line.strip("| ").split("|") for line in table.split("\n") if "|" in line]
     rows = {}
     for name, *cells in lines:

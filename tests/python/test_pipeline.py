@@ -26,6 +26,7 @@ from allspark.pipeline import pipe as pipe_module
 from allspark.pipeline.model_source import model_name_of
 from allspark.pipeline.served_model import _check_format
 from support.checkpoints import CONFIG, write_checkpoint
+from support.waiting import num_requests, wait_for_requests
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
 SHORT = GenerationConfig(max_new_tokens=12)
@@ -57,20 +58,6 @@ def collect(pieces):
     for piece in pieces:
         whole.setdefault(piece.index, Response()).extend(piece)
     return [whole[index] for index in sorted(whole)]
-
-
-def num_requests(pipe):
-    """Those that run or wait: between two steps, none may run."""
-    stat = pipe.model.engine.get_as_engine_stat(pipe.model.name)
-    return stat.running_request + stat.pending_request + stat.blocked_request
-
-
-def wait_until_idle(pipe):
-    """A request ends after the step that runs."""
-    end = time.monotonic() + 20
-    while num_requests(pipe) > 0:
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # Prompts.
@@ -137,7 +124,7 @@ def test_more_prompts_than_there_is_room_for(pipe):
     responses = pipe([f"What is {i}+{i}?" for i in range(60)], gen_config=SHORT)
     assert [response.index for response in responses] == list(range(60))
     assert responses[21].text == "21 + 21 = 42"
-    wait_until_idle(pipe)
+    wait_for_requests(pipe.model, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -339,9 +326,9 @@ def test_a_stream_that_nobody_reads_any_more_stops_its_requests(pipe):
     # Many, so that some still run however long this thread is held up.
     stream = pipe.stream_infer(QUESTIONS * 100, gen_config=config)
     next(stream)
-    assert num_requests(pipe) > 0
+    assert num_requests(pipe.model) > 0
     stream.close()
-    wait_until_idle(pipe)
+    wait_for_requests(pipe.model, 0)
 
 
 def test_threads_share_a_pipeline(pipe):
@@ -702,7 +689,7 @@ def test_models_of_every_kind(demo_model, tmp_path, monkeypatch):
     "source, error, message",
     [
         ("", ValueError, "model_path is empty"),
-        (None, TypeError, "model_path is a NoneType"),
+        (None, TypeError, "model_path is None"),
         ("/nowhere/at/all", OSError, "/nowhere/at/all"),
         ("./nowhere", OSError, "nowhere"),
     ],
@@ -714,7 +701,8 @@ def test_what_is_no_model_is_named(source, error, message):
 
 def test_a_checkpoint_of_another_format_is_refused(demo_model):
     config = TurbomindEngineConfig(model_format="awq")
-    with pytest.raises(ValueError, match="model_format is 'awq', but the checkpoint is not quant"):
+    message = r"^checkpoint_format \(LMDeploy: model_format\) is 'awq', but the checkpoint is"
+    with pytest.raises(ValueError, match=message):
         pipeline(str(demo_model), backend_config=config)
 
 

@@ -23,7 +23,7 @@ from allspark.pipeline.engine_config import PREFILL_POLICIES
 from allspark.pipeline.fields import rules
 from allspark.pipeline.generation import to_fields
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
 CLASSES = (
     GenerationConfig, TurbomindEngineConfig, PytorchEngineConfig, SpeculativeConfig, EngineConfig,
 )  # fmt: skip
@@ -297,10 +297,15 @@ def test_every_mapped_field_is_requested():
     assert to_fields(GenerationConfig(), MODEL, "a") == {**plain, "lora_name": "a"}
 
 
+def section_of(config_class):
+    is_lmdeploys = config_class in (TurbomindEngineConfig, PytorchEngineConfig)
+    text = (DOCUMENTS / ("lmdeploy.md" if is_lmdeploys else "pipeline.md")).read_text()
+    return text.split(f"### {config_class.__name__}\n")[1].split("\n### ")[0]
+
+
 def test_the_page_has_every_field_with_its_treatment():
-    text = PAGE.read_text()
     for config_class in CLASSES:
-        section = text.split(f"### {config_class.__name__}\n")[1].split("\n### ")[0]
+        section = section_of(config_class)
         rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (\w+) \| (.+?) \|$", section, re.MULTILINE)
         expected = [
             (field.name, f"`{field.default!r}`", rule.treatment, rule.note)
@@ -320,7 +325,7 @@ CONVERSATION = [
 
 
 def test_the_page_has_every_field_of_a_chat_template():
-    section = PAGE.read_text().split("### ChatTemplateConfig\n")[1].split("\n### ")[0]
+    section = section_of(ChatTemplateConfig)
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (\w+) \| .+ \|$", section, re.MULTILINE)
     others = [field.name for field in dataclasses.fields(ChatTemplateConfig)][1:]
     assert rows == [("model_name", "–", "mapped"), *((name, "`None`", "mapped") for name in others)]

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 from allspark import AllSparkError, AsStatus, OutOfMemoryError
-from engine_fixture import GREEDY, VOCAB_SIZE, read_all, start_engine, write_small_checkpoint
+from engine_fixture import GREEDY, VOCAB_SIZE, read_all, start_engine
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
 def start(checkpoint, **settings):
     engine, loader = start_engine(checkpoint, cache_span_size=16, engine_max_length=128, **settings)
-    assert engine.start_model("m") == OK, engine.last_error()
     return engine, loader
 
 

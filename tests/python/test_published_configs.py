@@ -32,8 +32,8 @@ from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.convert import describe_decoder
 from allspark.model_loader.errors import UnsupportedModelError
 from allspark.model_loader.quantized import checkpoint_format
-from allspark.model_loader.quantized.compressed import CompressedTensors
 from allspark.model_loader.spec import expand, find_architecture, registered
+from allspark.model_loader.storage import ELEMENT_TYPES, MappedFile, TensorEntry
 
 required_tensors = pytest.importorskip("allspark._allspark").required_tensors
 
@@ -264,13 +264,30 @@ QUANTIZED = {
         },
         {"bits": 4, "zero_offset": 0},
     ),
+    "FP8 in blocks": (
+        {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+        {"block": (128, 128)},
+    ),
+}
+
+# Formats whose settings show in a weight that is made of a module's tensors, here of 8 output and
+# 256 input features; with these tensors, and the fields of the weight.
+CONVERTED = {
     "w4a16": (
         compressed("pack-quantized", {"num_bits": 4, "group_size": 128, "strategy": "group"}),
-        {"bits": 4, "packed": True, "group_size": 128, "quantize_activations": False},
+        {"weight_packed": ("int32", (8, 32)), "weight_scale": ("float16", (8, 2))},
+        {"bits": 4, "group_size": 128, "quantize_activations": False},
     ),
     "w8a8": (
         compressed("int-quantized", {"observer": "mse"}, PER_TOKEN),
-        {"bits": 8, "packed": False, "group_size": -1, "quantize_activations": True},
+        {"weight": ("int8", (8, 256)), "weight_scale": ("bfloat16", (8, 1))},
+        {"bits": 8, "group_size": 0, "quantize_activations": True},
     ),
     "w4a8": (
         compressed(
@@ -278,22 +295,30 @@ QUANTIZED = {
             {"num_bits": 4, "group_size": 128, "strategy": "group"},
             PER_TOKEN,
         ),
-        {"bits": 4, "packed": False, "group_size": 128, "quantize_activations": True},
+        {"weight": ("int8", (8, 256)), "weight_scale": ("bfloat16", (8, 2))},
+        {"bits": 4, "group_size": 128, "quantize_activations": True},
     ),
     "FP8-dynamic": (
         compressed("float-quantized", {"type": "float"}, {**PER_TOKEN, "type": "float"}),
-        {"block": None},
+        {"weight": ("float8_e4m3", (8, 256)), "weight_scale": ("bfloat16", (8, 1))},
+        {"bits": 8, "group_size": 0, "is_float8": True, "quantize_activations": False},
     ),
     "NVFP4": (
         compressed("nvfp4-pack-quantized", FLOAT4, {**FLOAT4, "dynamic": "local"}),
-        {"kind": "nvfp4"},
+        {
+            "weight_packed": ("uint8", (8, 128)),
+            "weight_scale": ("float8_e4m3", (8, 16)),
+            "weight_global_scale": ("float32", (1,)),
+        },
+        {"stored_as": "nvfp4", "group_size": 16},
     ),
     "MXFP4": (
         compressed(
             "mxfp4-pack-quantized",
             {**FLOAT4, "group_size": 32, "strategy": "group", "scale_dtype": "torch.uint8"},
         ),
-        {"kind": "mxfp4"},
+        {"weight_packed": ("uint8", (8, 128)), "weight_scale": ("uint8", (8, 8))},
+        {"stored_as": "mxfp4", "group_size": 32},
     ),
     "AutoRound": (
         {
@@ -307,17 +332,12 @@ QUANTIZED = {
             "quant_method": "auto-round",
             "sym": True,
         },
-        {"bits": 4, "group_size": 128, "symmetric": True, "zero_offset": 1},
-    ),
-    "FP8 in blocks": (
         {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
-            "quant_method": "fp8",
-            "weight_block_size": [128, 128],
+            "qweight": ("int32", (32, 8)),
+            "qzeros": ("int32", (2, 1)),
+            "scales": ("float16", (2, 8)),
         },
-        {"block": (128, 128)},
+        {"bits": 4, "group_size": 128, "zeros": None},
     ),
 }
 
@@ -330,11 +350,23 @@ def quantized(section):
 def test_a_published_quantisation_is_understood(name):
     section, expected = QUANTIZED[name]
     found = checkpoint_format(quantized(section))
-    if isinstance(found, CompressedTensors):
-        ((targets, found),) = found.schemes
-        assert targets == ["Linear"]
     found = getattr(found, "module", found)
     assert {field: getattr(found, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_published_quantisation_makes_the_weight_that_it_describes(name, tmp_path):
+    section, stored, expected = CONVERTED[name]
+    # Values that are finite in all types.
+    (tmp_path / "values").write_bytes(b"\x77" * 4096)
+    tensors = {}
+    for end, (dtype, shape) in stored.items():
+        nbytes = math.prod(shape) * ELEMENT_TYPES[dtype].itemsize
+        file = MappedFile(tmp_path / "values")
+        tensors[f"m.{end}"] = TensorEntry(f"m.{end}", dtype, shape, file, 0, nbytes)
+    view = checkpoint_format(quantized(section)).view(tensors)
+    assert view.keys() == {"m.weight"} and view["m.weight"].shape == (8, 256)
+    assert {field: getattr(view["m.weight"], field) for field in expected} == expected
 
 
 def test_bitsandbytes_is_known_by_its_older_settings():

@@ -13,10 +13,9 @@ from allspark.model_loader import HuggingFaceModel
 from allspark.model_loader.checkpoint import Checkpoint
 from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.convert import describe_decoder, make_plan
-from allspark.model_loader.export import read_graph
 from allspark.model_loader.quantization import parse_quantization
+from allspark.model_loader.serialised import read_graph
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
-from support.fake_native import required_tensors
 from support.model_file import PARTS, bfloat16, dequantise, parts_of, read_tensors, restore
 
 # Input features of 64 and 96: groups of 32 divide all, groups of 64 all but "down".
@@ -34,7 +33,7 @@ def planned(directory, config, quantization):
     """The WeightQuant messages of a plan."""
     described = describe_decoder(ModelConfig(config))
     checkpoint = Checkpoint.open(directory)
-    plan = make_plan(described, checkpoint, "bfloat16", required_tensors, quantization)
+    plan = make_plan(described, checkpoint, "bfloat16", quantization)
     return plan.spec.weight_quant
 
 

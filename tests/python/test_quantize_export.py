@@ -17,6 +17,7 @@ import pytest
 from support.checkpoints import safetensors_bytes
 from support.model_file import floats, read_tensors
 from support.oracles import environment, run
+from support.quantize_oracle import word_checkpoint
 from support.read_back import weights_of
 
 torch = pytest.importorskip("torch")
@@ -28,6 +29,7 @@ from allspark.eval import Text  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
 from allspark.quantize import QuantizeConfig, export, export_files, quantize_model  # noqa: E402
 from allspark.quantize.blocked_fp8 import blocked_fp8  # noqa: E402
+from allspark.quantize.export_check import check_exportable  # noqa: E402
 from allspark.quantize.work import Work  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
@@ -76,19 +78,8 @@ def sizes(monkeypatch):
 
 def checkpoint(row, directory, dtype=torch.float32):
     """A random model with a tokenizer of numbered words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    model = parity.build(row)
-    parity.save(model.to(dtype), directory)
-    tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"})
-    )
-    return directory
+    parity.save(parity.build(row).to(dtype), directory)
+    return word_checkpoint(directory, len(WORDS))
 
 
 @pytest.fixture
@@ -407,7 +398,7 @@ def test_what_a_format_cannot_hold(tmp_path, monkeypatch, row, save_format, sett
     config = QuantizeConfig(**{**SMALL, "method": "awq", **settings})
     _, plan = planned(source, config)
     with pytest.raises(ValueError, match=message):
-        export.check_exportable(plan, config, save_format)
+        check_exportable(plan, config, save_format)
 
 
 def test_transforms_are_inverted_where_they_are_lines():
@@ -430,8 +421,8 @@ def test_a_scaled_tensor_without_an_inverse_is_refused(tmp_path):
             plan.parts[i] = replace(part, rule=replace(part.rule, transform=np.tanh))
     message = "layernorm.weight' of GemmaForCausalLM is changed when it is read, in a way that"
     with pytest.raises(ValueError, match=message):
-        export.check_exportable(plan, config, "gptq")
-    export.check_exportable(plan, replace(config, method="gptq"), "gptq")
+        check_exportable(plan, config, "gptq")
+    check_exportable(plan, replace(config, method="gptq"), "gptq")
 
 
 # Float8.

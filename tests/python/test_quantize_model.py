@@ -314,7 +314,7 @@ def test_a_layer_that_was_cut_off_is_made_again(source, finished, tmp_path):
     """Files are renamed when they are whole; what is left of others does not count."""
     interrupted(source, tmp_path)
     whole = (tmp_path / FOLDER / "layer-0000.safetensors").read_bytes()
-    (tmp_path / FOLDER / "layer-0001.safetensors.tmp").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / FOLDER / "layer-0001.safetensors.new").write_bytes(whole[: len(whole) // 2])
     run(source, tmp_path, resume=True)
     assert files_of(tmp_path) == files_of(finished("awq+gptq"))
 

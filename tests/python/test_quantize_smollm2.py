@@ -26,7 +26,7 @@ from support.tables import held_table  # noqa: E402
 
 
 def documented(repo_root):
-    """{row: (change of perplexity in percent, KL, same first token in percent)}."""
+    """{row: (change of perplexity in percent, KL, same likeliest token in percent)}."""
     return held_table(repo_root / "docs" / "quantization.md", "test_quantize_smollm2.py")
 
 

@@ -23,8 +23,8 @@ from allspark.eval import Text  # noqa: E402
 from allspark.eval.facts import digest_of  # noqa: E402
 from allspark.eval.windows import windows_of  # noqa: E402
 from allspark.model_loader import HuggingFaceModel  # noqa: E402
-from allspark.model_loader.export import read_graph  # noqa: E402
 from allspark.model_loader.quantized.e4m3 import E4M3_VALUES  # noqa: E402
+from allspark.model_loader.serialised import read_graph  # noqa: E402
 from allspark.quantize import QuantizeConfig, layer_effects, lite, quantize_model  # noqa: E402
 from allspark.quantize.blocked_fp8 import block_scales, blocked_fp8, round_e4m3  # noqa: E402
 from allspark.quantize.calibration import read_ids  # noqa: E402

@@ -12,7 +12,8 @@ import pytest
 from allspark.model_loader import HuggingFaceModel
 from support.checkpoints import write_checkpoint
 from support.model_file import dequantise, parts_of, read_tensors
-from support.quantized import CONFIG, awq, gptq, pack, packed, quantized_llama, signed
+from support.quantized import GROUPED, awq, gptq, pack, packed, quantized_llama, signed
+from support.read_back import serialized
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -70,22 +71,16 @@ def write(directory, row, edit=None, **fields):
     )
     if edit is not None:
         edit(tensors)
-    config = {**CONFIG, "quantization_config": {**settings, **fields}}
+    config = {**GROUPED, "quantization_config": {**settings, **fields}}
     write_checkpoint(directory, tensors, config)
     return quantized, plain
-
-
-def convert(directory, out, **options):
-    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(out), **options)
-    return out / "m.asgraph"
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_integers_scales_and_zero_points_are_those_of_the_checkpoint(tmp_path, row):
     pytest.importorskip("allspark._allspark")
     quantized, _ = write(tmp_path / "in", row)
-    file, tensors = read_tensors(convert(tmp_path / "in", tmp_path / "out"))
+    file, tensors = read_tensors(serialized(tmp_path / "in", tmp_path / "out"))
     settings, _, symmetric = ROWS[row]
     assert len(file.spec.weight_quant) == 8
     orders = {}
@@ -131,12 +126,12 @@ def test_parity_with_the_dequantised_model(tmp_path, row):
     from support.parity import FLOAT32_FACTOR, reference_for
 
     quantized, plain = write(tmp_path / "in", row)
-    graph = convert(tmp_path / "in", tmp_path / "out", enable_quant=True, weight_only_quant=True)
+    graph = serialized(tmp_path / "in", tmp_path / "out", enable_quant=True, weight_only_quant=True)
     weights = {name: q.weight() for name, q in quantized.items()}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval()
     state = {name: torch.tensor(values).float() for name, values in {**plain, **weights}.items()}
     model.load_state_dict(state)
-    ids = np.random.default_rng(0).integers(3, CONFIG["vocab_size"], 40).tolist()
+    ids = np.random.default_rng(0).integers(3, GROUPED["vocab_size"], 40).tolist()
     ours = native.testing.forward_logits(str(graph), ids, [], 1, "", 16)
     reference_for(model, ids, FLOAT32_FACTOR).check(ours)
 
@@ -157,7 +152,7 @@ def test_activations_and_another_quantisation(tmp_path):
 
     def found(weight_only=False, **config):
         return quants_of(
-            convert(tmp_path, tmp_path / "out", enable_quant=True, weight_only_quant=weight_only,
+            serialized(tmp_path, tmp_path / "out", enable_quant=True, weight_only_quant=weight_only,
                     customized_quant_config=config or None)
         )  # fmt: skip
 
@@ -176,7 +171,7 @@ def test_activations_are_quantised_where_the_checkpoint_was_made_for_it(tmp_path
 
     def found(**config):
         options = {"enable_quant": bool(config), "customized_quant_config": config or None}
-        return quants_of(convert(tmp_path, tmp_path / "out", **options))
+        return quants_of(serialized(tmp_path, tmp_path / "out", **options))
 
     method = {"quant_method": "compressed-tensors"}
     assert found() == found(**method) == {(8, 0, True)}
@@ -209,7 +204,7 @@ def test_versions_of_the_file(tmp_path):
         ("gptq-act-order", in_float32, 4), ("gptq-int4", in_float32, 2), ("gptq-int4", None, 6),
     ):  # fmt: skip
         write(tmp_path, row, edit)
-        file, tensors = read_tensors(convert(tmp_path, tmp_path / "out"))
+        file, tensors = read_tensors(serialized(tmp_path, tmp_path / "out"))
         assert file.format_version == version
         assert tensors["layers.0.o_scale"].dtype == ("<f2" if edit is None else "<u2")
 
@@ -238,7 +233,7 @@ def test_act_orders_that_cannot_stay(tmp_path, row, name, change, message):
     pytest.importorskip("allspark._allspark")
     write(tmp_path, row, lambda tensors: tensors.update({name: change(tensors[name])}))
     with pytest.raises((ValueError, NotImplementedError), match=message):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 def test_act_order_that_was_not_set(tmp_path):
@@ -251,24 +246,24 @@ def test_act_order_that_was_not_set(tmp_path):
                 tensors[name] = np.full_like(tensors[name], -1)
 
     write(tmp_path, "packed-act-order", unset)
-    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 32, False)}
+    assert quants_of(serialized(tmp_path, tmp_path / "out")) == {(4, 32, False)}
 
 
 def test_act_order_with_groups_in_place_is_kept(tmp_path):
     """With static_groups, or with one group for all."""
     pytest.importorskip("allspark._allspark")
     write(tmp_path, "gptq-int4", desc_act=True)
-    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 32, False)}
+    assert quants_of(serialized(tmp_path, tmp_path / "out")) == {(4, 32, False)}
 
 
 def test_biases_of_zeros_that_the_model_does_not_have(tmp_path):
     pytest.importorskip("allspark._allspark")
     name = "model.layers.0.self_attn.o_proj.bias"
     write(tmp_path, "gptq-int4", lambda tensors: tensors.update({name: np.zeros(64, "<f2")}))
-    convert(tmp_path, tmp_path / "out")
+    serialized(tmp_path, tmp_path / "out")
     write(tmp_path, "gptq-int4", lambda tensors: tensors.update({name: np.ones(64, "<f2")}))
     with pytest.raises(ValueError, match=f"no rule explains '{name}'"):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 # Refused checkpoints.
@@ -359,7 +354,7 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path, case):
     row, edit, message = DAMAGED[case]
     write(tmp_path / "in", row, edit)
     with pytest.raises(ValueError, match=message) as caught:
-        convert(tmp_path / "in", tmp_path / "out")
+        serialized(tmp_path / "in", tmp_path / "out")
     assert "model.safetensors" in str(caught.value) or "no rule" in str(caught.value)
     assert not list(tmp_path.glob("out/*.asparam"))
 
@@ -425,7 +420,7 @@ def smaller_groups(size):
 def test_groups_of_16(tmp_path):
     pytest.importorskip("allspark._allspark")
     write(tmp_path, "gptq-int4", smaller_groups(16), group_size=16)
-    assert quants_of(convert(tmp_path, tmp_path / "out")) == {(4, 16, False)}
+    assert quants_of(serialized(tmp_path, tmp_path / "out")) == {(4, 16, False)}
 
 
 def test_group_sizes_that_the_engine_does_not_have(tmp_path):
@@ -433,7 +428,7 @@ def test_group_sizes_that_the_engine_does_not_have(tmp_path):
     write(tmp_path, "gptq-int4", smaller_groups(8), group_size=8)
     message = "its group size is 8, the engine has 0, 16, 32, 64"
     with pytest.raises(NotImplementedError, match=message):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 def test_packing_of_the_tests_is_the_formats_own():

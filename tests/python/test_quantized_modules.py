@@ -12,8 +12,8 @@ from allspark.model_loader.config import ModelConfig
 from allspark.model_loader.quantized.targets import Targets
 from support.checkpoints import llama_tensors, write_checkpoint
 from support.model_file import dequantise, e4m3, parts_of, read_tensors
-from support.quantized import CONFIG, awq, draw, gptq, packed, signed
-from support.read_back import weights_of
+from support.quantized import GROUPED, awq, draw, gptq, packed, signed
+from support.read_back import serialized, weights_of
 
 pytest.importorskip("allspark._allspark")
 
@@ -28,7 +28,7 @@ def write(directory, kinds, section, edit=None):
     """
     rng = np.random.default_rng(3)
     tensors, weights = {}, {}
-    for name, values in llama_tensors(CONFIG).items():
+    for name, values in llama_tensors(GROUPED).items():
         make = next((make for part, make in kinds if part in name), None)
         if make is None or "_proj" not in name:
             tensors[name] = weights[name] = values * np.float32(1 if "norm" in name else 0.125)
@@ -38,7 +38,7 @@ def write(directory, kinds, section, edit=None):
         tensors.update({name.removesuffix("weight") + part: v for part, v in parts.items()})
     if edit is not None:
         edit(tensors)
-    write_checkpoint(directory, tensors, {**CONFIG, "quantization_config": section})
+    write_checkpoint(directory, tensors, {**GROUPED, "quantization_config": section})
     return weights
 
 
@@ -60,12 +60,6 @@ def float8(shape, rng):
     scales = rng.uniform(1e-3, 2e-3, (shape[0], 1)).astype(np.float32)
     numbers = e4m3(codes.astype(np.int64)).astype(np.float32)
     return {"weight": codes, "weight_scale": scales}, numbers * scales
-
-
-def convert(directory, out, **options):
-    loader = HuggingFaceModel(str(directory), "m", user_set_data_type="float32").load_model()
-    loader.serialize_to_path(None, str(out), **options)
-    return out / "m.asgraph"
 
 
 def check_read(directory, weights):
@@ -112,7 +106,7 @@ SIGNED8, PACKED4 = integers(signed, 8, -1, True), integers(packed, 4, 32)
 def test_each_module_has_the_scheme_of_its_group(tmp_path):
     weights = write(tmp_path, [(ATTENTION, SIGNED8), (MLP, PACKED4)], mixed(W4A16, W8A8))
     check_read(tmp_path, weights)
-    found = formats(convert(tmp_path, tmp_path / "out"))
+    found = formats(serialized(tmp_path, tmp_path / "out"))
     for layer in ("layers.0.", "layers.1."):
         assert found[layer + "qkv"] == found[layer + "o"] == (8, 0, False, True)
         assert found[layer + "gate_up"] == found[layer + "down"] == (4, 32, True, False)
@@ -134,7 +128,7 @@ def test_parity_with_the_dequantised_model(tmp_path):
         ),
     )  # fmt: skip
     check_read(tmp_path, weights)
-    graph = convert(tmp_path, tmp_path / "out")
+    graph = serialized(tmp_path, tmp_path / "out")
     file, stored = read_tensors(graph)
     assert len(file.spec.weight_quant) == 8
     for quant in file.spec.weight_quant:
@@ -143,7 +137,7 @@ def test_parity_with_the_dequantised_model(tmp_path):
         # Scales of float8 and NVFP4 are rounded to float16.
         is_rounded = bool(quant.float8 or quant.table)
         assert (error <= is_rounded * float4.rounding(exact)).all()
-    check_logits(CONFIG, weights, graph)
+    check_logits(GROUPED, weights, graph)
 
 
 def test_parts_of_a_weight_in_two_formats(tmp_path):
@@ -153,7 +147,7 @@ def test_parts_of_a_weight_in_two_formats(tmp_path):
     kinds = [("k_proj", integers(packed, 8, 32, True)), ("", integers(packed, 4, 32, True))]
     weights = write(tmp_path, kinds, mixed(keys, others))
     check_read(tmp_path, weights)
-    graph = convert(tmp_path, tmp_path / "out")
+    graph = serialized(tmp_path, tmp_path / "out")
     file, tensors = read_tensors(graph)
     quant = next(quant for quant in file.spec.weight_quant if quant.tensor == "layers.0.qkv")
     assert (quant.bits, quant.group_size) == (8, 32)
@@ -220,7 +214,7 @@ def test_targets(module, found):
 def test_groups_that_are_refused_by_name(tmp_path, section, message):
     write(tmp_path, [(ATTENTION, SIGNED8), (MLP, PACKED4)], section)
     with pytest.raises((ValueError, NotImplementedError), match=message):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 # GPTQ: "dynamic".
@@ -242,7 +236,7 @@ def test_dynamic_settings_of_gptq(tmp_path, dynamic):
     kinds = [("o_proj", None), ("1.mlp.down", eight), ("", four)]
     weights = write(tmp_path, kinds, {**GPTQ, "dynamic": dynamic})
     check_read(tmp_path, weights)
-    found = formats(convert(tmp_path, tmp_path / "out"))
+    found = formats(serialized(tmp_path, tmp_path / "out"))
     assert found["layers.1.down"] == (8, 0, True, False) and "layers.0.o" not in found
     assert found["layers.0.down"] == found["layers.1.qkv"] == (4, 32, False, False)
 
@@ -257,11 +251,11 @@ def test_names_and_expressions_with_half_a_character(tmp_path):
 
     write(tmp_path, [("down_proj", None), ("", integers(gptq, 4, 32, True))], section, renamed)
     with pytest.raises(ValueError, match=r"no rule explains 'model.layers.0.\\ud800.up_proj"):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
     section["dynamic"]["+:\ud800"] = {}
     write(tmp_path, [("down_proj", None), ("", integers(gptq, 4, 32, True))], section)
     with pytest.raises(ValueError, match=r"dynamic has '\\ud800', no regular expression: half"):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 def test_a_module_that_dynamic_excludes(tmp_path):
@@ -269,7 +263,7 @@ def test_a_module_that_dynamic_excludes(tmp_path):
     dynamic = {"-:.*down_proj": {}, "+:.*down_proj": {"bits": 4}}
     write(tmp_path, [("", integers(gptq, 4, 32, True))], {**GPTQ, "dynamic": dynamic})
     with pytest.raises(ValueError, match=r"no rule explains 'model.layers.0.mlp.down_proj.g_idx'"):
-        convert(tmp_path, tmp_path / "out")
+        serialized(tmp_path, tmp_path / "out")
 
 
 # AutoRound.
@@ -300,7 +294,7 @@ def test_layouts_of_auto_round(tmp_path, packing, sym, make):
     weights = write(tmp_path, [("", make)], {**ROUND, "packing_format": packing, "sym": sym})
     check_read(tmp_path, weights)
     asymmetric = not sym or packing.endswith("awq")
-    found = formats(convert(tmp_path, tmp_path / "out"))
+    found = formats(serialized(tmp_path, tmp_path / "out"))
     assert set(found.values()) == {(4, 32, asymmetric, False)} and len(found) == 8
 
 
@@ -316,7 +310,7 @@ def test_extra_settings_of_auto_round(tmp_path):
     }
     weights = write(tmp_path, kinds, {**ROUND, "extra_config": extra})
     check_read(tmp_path, weights)
-    found = formats(convert(tmp_path, tmp_path / "out"))
+    found = formats(serialized(tmp_path, tmp_path / "out"))
     assert "layers.0.o" not in found
     assert found["layers.0.down"] == found["layers.1.down"] == (8, 16, True, False)
     assert found["layers.1.o"] == found["layers.1.gate_up"] == (4, 32, False, False)
@@ -346,14 +340,14 @@ def test_a_head_of_auto_round(tmp_path):
     extra = {"lm_head": {**settings, "bits": 8, "group_size": 32, "sym": True, "data_type": "int"}}
     q = draw(np.random.default_rng(0), (101, 64), 8, 32, True)
     q.values, q.scales, q.zeros = q.values[:100], q.scales[:100], q.zeros[:100]
-    config = {**CONFIG, "vocab_size": 100}
+    config = {**GROUPED, "vocab_size": 100}
     tensors = llama_tensors(config)
     del tensors["lm_head.weight"]
     tensors.update({f"lm_head.{part}": array for part, array in without_g_idx(q).items()})
     section = {**ROUND, "extra_config": extra}
     write_checkpoint(tmp_path, tensors, {**config, "quantization_config": section})
     np.testing.assert_array_equal(weights_of(tmp_path)["lm_head.weight"], q.weight())
-    assert formats(convert(tmp_path, tmp_path / "out")) == {"lm_head": (8, 32, False, False)}
+    assert formats(serialized(tmp_path, tmp_path / "out")) == {"lm_head": (8, 32, False, False)}
 
 
 @pytest.mark.parametrize(
@@ -381,5 +375,7 @@ def test_bad_settings_of_auto_round_are_refused_by_name(tmp_path, fields, messag
 def test_the_method_can_be_named(tmp_path):
     write(tmp_path, [("", integers(without_g_idx, 4, 32, True))], ROUND)
     config = {"quant_method": "auto-round", "compute_method": "activate_quant"}
-    graph = convert(tmp_path, tmp_path / "out", enable_quant=True, customized_quant_config=config)
+    graph = serialized(
+        tmp_path, tmp_path / "out", enable_quant=True, customized_quant_config=config
+    )
     assert set(formats(graph).values()) == {(4, 32, False, True)}

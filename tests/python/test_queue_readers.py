@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from allspark.pipeline.runs import Request, Running
 from allspark.serve.choice import Choice, Own
-from allspark.text_queue import TextOptions, TextQueue
+from allspark.text_options import TextOptions
+from allspark.text_queue import TextQueue
 from support.native_queue import NativeElements, SteppedNative
 
 TOKENS = [97, 98, 99, 100]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from allspark import ASGenerationConfigBuilder, AsStatus, GenerateRequestStatus, TextQueue
-from allspark.text_queue import TextOptions
-from engine_fixture import VOCAB_SIZE, read_all, start_engine, write_small_checkpoint
+from allspark.text_options import TextOptions
+from engine_fixture import VOCAB_SIZE, read_all, start_engine
 from test_text_queue import FakeQueue
 
 OK = AsStatus.ALLSPARK_SUCCESS
@@ -16,15 +16,9 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
 def start_model(checkpoint, **settings):
     settings = {"cache_span_size": 16, "engine_max_length": 256, **settings}
     engine, _ = start_engine(checkpoint, **settings)
-    assert engine.start_model("m") == OK, engine.last_error()
     return engine
 
 

@@ -9,18 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from allspark import AllSparkError, AsStatus
-from engine_fixture import GREEDY, MAX_LENGTH, VOCAB_SIZE, start_engine, write_small_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_small_checkpoint(tmp_path_factory.mktemp("model"))
+from engine_fixture import GREEDY, MAX_LENGTH, VOCAB_SIZE, start_engine
 
 
 @pytest.fixture(scope="module")
 def running(checkpoint):
     engine, _ = start_engine(checkpoint, engine_max_prefill_length=64)
-    engine.start_model("m")
     yield engine
     engine.stop_model("m")
 
@@ -79,7 +73,6 @@ def test_every_form_of_input(running):
 
 def test_texts_are_tokenised(demo_model):
     engine, loader = start_engine(demo_model)
-    engine.start_model("m")
     texts = ["What is a ResultQueue?", "How are you?"]
     ids = [loader.get_tokenizer().encode(text) for text in texts]
     losses = engine.get_ppl("m", loader, texts)
@@ -118,7 +111,6 @@ def test_refusals_name_the_input(running):
 
 def test_more_inputs_than_may_wait(checkpoint):
     engine, _ = start_engine(checkpoint, engine_max_batch=2, max_waiting_requests=3)
-    engine.start_model("m")
     inputs = [ids_of(5 + i % 30, i) for i in range(100)]
     assert engine.embed("m", None, inputs).shape == (100, 16)
     engine.stop_model("m")
@@ -138,7 +130,6 @@ def test_embeddings_compute_no_logits_and_leave_no_request(running):
 def test_tensors_are_dlpack_that_outlives_everything(checkpoint):
     torch = pytest.importorskip("torch")
     engine, _ = start_engine(checkpoint)
-    engine.start_model("m")
     config = {**GREEDY, "enable_tensors_from_model_inference": True, "output_logits": "generation"}
     _, handle, queue = engine.start_request_ids("m", None, [1, 2, 3], config)
     engine.sync_request("m", handle)
@@ -174,7 +165,6 @@ def test_rows_go_with_the_tokens(running):
 
 def test_text_queues_have_tensors_too(demo_model):
     engine, loader = start_engine(demo_model)
-    engine.start_model("m")
     config = {"prompt_only": True, "pooling": "last", "skip_special_tokens": True}
     _, _, queue = engine.start_request_text("m", loader, "What is 1+1?", config)
     (elements,) = list(queue)

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("allspark._allspark")
 
-from allspark import generation_config, text_queue
-from allspark.model_loader import expressions, files, linear_expression, lora, pickle_file
+from allspark import generation_config, text_options
+from allspark.model_loader import files, lora, pickle_file, re2_patterns, tokenizer_expressions
 from allspark.model_loader.architectures import common
 from allspark.model_loader.gguf import file as gguf_file
 from allspark.model_loader.gguf import source as gguf_source
@@ -47,7 +47,7 @@ def header(name: str, file: str = "include/allspark/config.h") -> int:
     "bound",
     [
         f"`token_mask_timeout_ms`, {header('token_mask_timeout_ms'):,} |",
-        f"| {text_queue.MAX_WORDS:,} strings and {text_queue.MAX_WORD_CHARACTERS:,} characters",
+        f"| {text_options.MAX_WORDS:,} strings and {text_options.MAX_WORD_CHARACTERS:,} characters",
         f"| {header('kMaxWords'):,} sequences and {header('kMaxWordIds'):,} ids",
         f"| `n`, `best_of` | {generation_config.MAX_N} |",
         f"cache; {files.MAX_COMPANION_BYTES >> 20} MiB, counted while reading",
@@ -58,8 +58,8 @@ def header(name: str, file: str = "include/allspark/config.h") -> int:
         f"| {gguf_file._MAX_HEADER_BYTES >> 20} MiB; {gguf_file._MAX_RECORDS:,} keys and as many "
         f"tensors; {gguf_file._MAX_ELEMENTS:,} elements of arrays; {gguf_source._MAX_FACTORS:,} f",
         f"| {gguf_tokenizer._MAX_PIECE} characters, {gguf_tokenizer._MAX_MERGES} merges each",
-        f"time is linear; {linear_expression.MAX_EXPRESSIONS:,} patterns",
-        f"or {expressions.MAX_SECONDS} s of a trial",
+        f"time is linear; {re2_patterns.MAX_PATTERNS:,} patterns",
+        f"or {tokenizer_expressions.MAX_SECONDS} s of a trial",
         f"makes {sum(NUM_CASES.values()):,} cases",
     ],
 )

@@ -9,23 +9,16 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from support.http_server import RunningServer, paused, wait_for_requests  # noqa: E402
+from support.chats import ASK, QUEUE, SUM, strict_schema  # noqa: E402
+from support.http_server import RunningServer, paused  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-SUM = [{"role": "user", "content": "What is 12+35?"}]
-QUEUE = [{"role": "user", "content": "What is a ResultQueue?"}]
-ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 def tool(name, **properties):
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
+    schema = strict_schema(**properties)
     return {"name": name, "description": f"The {name}.", "input_schema": schema}
 
 

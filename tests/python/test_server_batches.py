@@ -25,15 +25,8 @@ from allspark.serve.batches.run import BatchRun  # noqa: E402
 from allspark.serve.batches.store import FileStore  # noqa: E402
 from allspark.serve.ids import make_id  # noqa: E402
 from openai import APIStatusError, ConflictError, NotFoundError, OpenAI  # noqa: E402
-from support.http_server import (  # noqa: E402
-    CHAT,
-    COMPLETIONS,
-    RunningServer,
-    error_of,
-    num_requests,
-    paused,
-    wait_for_requests,
-)
+from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of, paused  # noqa: E402
+from support.waiting import num_requests, wait_for_requests, wait_until  # noqa: E402
 
 EMBEDDINGS = "/v1/embeddings"
 FINISHED = {"completed", "failed", "cancelled", "expired"}
@@ -86,12 +79,12 @@ def begin(client, lines, endpoint=CHAT, **fields):
 
 def finish(client, batch, seconds=60):
     """The batch at its end, of which a client learns by asking."""
-    end = time.monotonic() + seconds
-    while batch.status not in FINISHED:
-        assert time.monotonic() < end, batch
-        time.sleep(0.01)
-        batch = client.batches.retrieve(batch.id)
-    return batch
+
+    def finished():
+        now = client.batches.retrieve(batch.id)
+        return now if now.status in FINISHED else None
+
+    return wait_until(finished, seconds, batch)
 
 
 def lines_of(client, file_id):
@@ -355,8 +348,12 @@ def test_batches_come_in_pages(client):
     assert [batch.id for batch in page.data] == [ids[2], ids[1]] and page.has_more
     rest = client.batches.list(limit=2, after=ids[1])
     assert rest.data[0].id == ids[0]
-    for query in ({"limit": 0}, {"limit": 101}, {"after": "batch_x"}):
-        with pytest.raises(APIStatusError) as caught:
+    for query, message in (
+        ({"limit": 0}, "limit is '0'; it must be a whole number, 1 to 100"),
+        ({"limit": 101}, "limit is '101'"),
+        ({"after": "batch_x"}, "after is 'batch_x'; no item of the list has it"),
+    ):
+        with pytest.raises(APIStatusError, match=message) as caught:
             client.batches.list(**query)
         assert caught.value.status_code == 400
 

@@ -1,4 +1,4 @@
-"""Bodies that are wrong a million times are refused at the first wrong element."""
+"""Bodies that are wrong many times are refused at the first wrong element."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from allspark.serve.protocol import (  # noqa: E402
     batches,
     common,
     interactive,
+    management,
     responses,
     texts,
 )
@@ -21,7 +22,7 @@ from support.http_server import CHAT, error_of  # noqa: E402
 BODIES = sorted(
     {
         value
-        for module in (anthropic, batches, common, interactive, responses, texts)
+        for module in (anthropic, batches, common, interactive, management, responses, texts)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, common.RequestBody)
     },
@@ -47,15 +48,18 @@ def test_the_first_wrong_element_is_named(server):
     assert status == 400 and error["param"].startswith("logit_bias")
 
 
-@pytest.mark.parametrize("part", ["1", '"x"', "[]", "null", "{}"])
-def test_ten_megabytes_of_wrong_elements_are_refused(server, part):
-    data = '{"model": "demo", "messages": [' + ",".join([part] * (10_000_000 // (len(part) + 1)))
+@pytest.mark.parametrize(
+    "megabytes, part", [(10, "1"), (1, '"x"'), (1, "[]"), (1, "null"), (1, "{}")]
+)
+def test_megabytes_of_wrong_elements_are_refused(server, megabytes, part):
+    count = megabytes * 1_000_000 // (len(part) + 1)
+    data = '{"model": "demo", "messages": [' + ",".join([part] * count)
     headers = {"content-type": "application/json"}
     status, error = error_of(server.client.post(CHAT, content=data + "]}", headers=headers))
     assert status == 400 and error["param"].startswith("messages"), error
 
 
-def test_a_million_unknown_fields():
-    names = {f"f{i}": i for i in range(1_000_000)}
+def test_a_hundred_thousand_unknown_fields():
+    names = {f"f{i}": i for i in range(100_000)}
     body = validate(common.ChatBody, {"messages": "x", **names})
-    assert len(body.unknown_fields) == len(names)
+    assert body.unknown_fields(3) == ["f0", "f1", "f10"]

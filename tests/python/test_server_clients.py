@@ -15,20 +15,14 @@ anthropic = pytest.importorskip("anthropic")
 
 from allspark.chat_template import TokenizerTemplate  # noqa: E402
 from support import oracles  # noqa: E402
-from support.chats import TEMPLATE  # noqa: E402
-from support.http_server import RunningServer, wait_for_requests  # noqa: E402
+from support.chats import SUM, TEMPLATE, strict_schema  # noqa: E402
+from support.http_server import RunningServer  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 ANSWER = "12 + 35 = 47"
 CHAT = {"model": "demo", "messages": SUM, "temperature": 0}
 TEXT = {"model": "demo", "prompt": "2+2=", "max_tokens": 4, "temperature": 0}
-SCHEMA = {
-    "type": "object",
-    "properties": {"zone": {"enum": ["CET", "UTC"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}
+SCHEMA = strict_schema(zone={"enum": ["CET", "UTC"]})
 TOOL = {"type": "function", "function": {"name": "clock", "parameters": SCHEMA}}
 CALL = {**CHAT, "tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
 MESSAGE = {"model": "demo", "messages": SUM, "max_tokens": 40, "extra_body": {"temperature": 0}}

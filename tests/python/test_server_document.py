@@ -13,7 +13,8 @@ pytest.importorskip("fastapi")
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
-from support.http_server import CHAT, RunningServer, wait_for_requests  # noqa: E402
+from support.http_server import CHAT, RunningServer  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
 EXAMPLES = 60  # of each route
 CHECKS = "not_a_server_error,unsupported_method,content_type_conformance"

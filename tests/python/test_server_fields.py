@@ -13,9 +13,9 @@ pytest.importorskip("fastapi")
 
 from allspark.serve import field_names  # noqa: E402
 from allspark.serve.protocol.common import FORMAT_FIELDS, ChatBody  # noqa: E402
+from support.chats import SUM  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 MAX_SEED = 9_200_000_000_000_000_000
 ONE = {"type": "json_schema", "json_schema": {"const": 1}}
 TREE = {"format": {"type": "tag", "begin": "<a>", "content": ONE, "end": "</a>"}}

@@ -15,13 +15,8 @@ from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.errors import ApiError  # noqa: E402
 from allspark.serve.sessions import Sessions  # noqa: E402
-from support.http_server import (  # noqa: E402
-    CHAT,
-    RunningServer,
-    error_of,
-    paused,
-    wait_for_requests,
-)
+from support.http_server import CHAT, RunningServer, error_of, paused  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
 TURN = "/v1/chat/interactive"
 FIRST, SECOND = "What is 3+4?", "What is 5+5?"

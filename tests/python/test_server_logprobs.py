@@ -31,7 +31,7 @@ def test_texts_add_up_to_the_text(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS / name)
     text = "What is it? Nothing, I say."
     ids = tokenizer.encode(text, add_special_tokens=False)
-    found = CompletionRows(tokenizer, 0).rows(ids, [-1.0] * len(ids), [])
+    found = CompletionRows(tokenizer, 0).rows(ids, [-1.0] * len(ids), [()] * len(ids))
     assert "".join(found["tokens"]).strip() == text
     ends = [*found["text_offset"][1:], sum(map(len, found["tokens"]))]
     assert ends == [
@@ -73,7 +73,7 @@ def test_rows_in_parts_are_the_same() -> None:
     ids = list(range(300, 400))
     logprobs = [None, *[-0.5 * i for i in range(99)]]
     tops = [[], *[[(id + 1, -0.25)] for id in ids[1:60]]]  # the others have none
-    whole = CompletionRows(tokenizer, 1).rows(ids, logprobs, tops)
+    whole = CompletionRows(tokenizer, 1).rows(ids, logprobs, [*tops, *[[]] * 40])
     rows = Rows(CompletionRows(tokenizer, 1).rows)
     rows.put(ids[:60], logprobs[:60], tops)
     parts = [rows.take(7)]

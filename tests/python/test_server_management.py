@@ -14,9 +14,9 @@ from allspark import AsStatus
 pytest.importorskip("fastapi")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from support.http_server import CHAT, RunningServer, error_of, paused, wait_for_requests  # noqa: E402
-
-SUM = [{"role": "user", "content": "What is 12+35?"}]
+from support.chats import SUM  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of, paused  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,7 @@ def abort_until(server, count, **body):
     aborted = 0
     while aborted < count:
         assert time.monotonic() < end
+        time.sleep(0.002)
         aborted += server.post("/abort_request", **body).json()["aborted"]
     assert aborted == count
 

@@ -13,18 +13,12 @@ pytest.importorskip("fastapi")
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve import text_work  # noqa: E402
-from support.http_server import (  # noqa: E402
-    CHAT,
-    COMPLETIONS,
-    RunningServer,
-    error_of,
-    paused,
-    wait_for_requests,
-)
+from support.chats import SUM  # noqa: E402
+from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of, paused  # noqa: E402
 from support.raw_http import Raw, post, request  # noqa: E402
 from support.versions import is_before  # noqa: E402
+from support.waiting import wait_for_requests, wait_until  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 ASK = post(CHAT, messages=SUM, temperature=0)
 ENDLESS = {"messages": SUM, "ignore_eos": True}
 
@@ -41,13 +35,6 @@ def hasty(model):
     """A server that gives a client half a second."""
     with RunningServer([model], client_timeout=0.5) as server:
         yield server
-
-
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def wait_until_idle(server, model):

@@ -12,9 +12,9 @@ pytest.importorskip("fastapi")
 jsonschema = pytest.importorskip("jsonschema")
 
 from allspark.serve.protocol import answers  # noqa: E402
+from support.chats import SUM  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, paused  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/{response_id}"
 FILE = "/v1/files/{file_id}"

@@ -21,21 +21,14 @@ pytest.importorskip("fastapi")
 from allspark.serve.catalog import Catalog  # noqa: E402
 from allspark.serve.server import Server  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
+from support.chats import QUEUE, SUM  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS  # noqa: E402
 from support.raw_http import Raw, post, request  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
-QUEUE = [{"role": "user", "content": "What is a ResultQueue?"}]
 ENDLESS = {"messages": SUM, "ignore_eos": True, "stream": True}
 SEEDED = {"messages": QUEUE, "seed": 7, "temperature": 1.3, "max_tokens": 40}
-
-
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def is_answering(server):
@@ -53,8 +46,7 @@ def test_streams_end_whole_before_the_process_does(demo_model):
             assert raw.head().status == 200
         server.terminate()
         with Raw(server.port) as late:
-            while late.send(request("GET", "/health")).answer().status == 200:
-                time.sleep(0.002)
+            wait_until(lambda: late.send(request("GET", "/health")).answer().status == 503)
             refused = late.send(post(CHAT, messages=SUM)).answer()
             assert refused.status == 503 and refused.headers["retry-after"] == "1"
         for raw in raws:
@@ -72,8 +64,7 @@ def test_a_second_signal_ends_at_once(demo_model, second):
         wait_until(lambda: server.num_requests() > 0)
         server.terminate()
         with Raw(server.port) as late:
-            while late.send(request("GET", "/health")).answer().status == 200:
-                time.sleep(0.002)
+            wait_until(lambda: late.send(request("GET", "/health")).answer().status == 503)
         begin = time.monotonic()
         server.process.send_signal(second)
         server.wait()
@@ -124,10 +115,12 @@ def test_a_port_that_is_taken_is_named(demo_model):
 def test_a_seed_gives_one_text_alone_beside_others_and_after_a_restart(demo_model):
     found = set()
 
+    def answer_of(server, **fields):
+        answer = server.post(CHAT, **{**SEEDED, **fields}).json()
+        return answer["system_fingerprint"], answer["choices"][0]["message"]["content"]
+
     def ask(server):
-        answer = server.post(CHAT, **SEEDED).json()
-        choice = answer["choices"][0]
-        found.add((answer["system_fingerprint"], choice["message"]["content"]))
+        found.add(answer_of(server))
 
     def ask_streamed(server):
         text, fingerprint = "", None
@@ -145,6 +138,7 @@ def test_a_seed_gives_one_text_alone_beside_others_and_after_a_restart(demo_mode
         with ServerProcess(demo_model) as server:
             ask(server)
             ask_streamed(server)
+            assert answer_of(server, seed=8) not in found
             threads = [threading.Thread(target=other, args=(server, i)) for i in range(30)]
             threads += [threading.Thread(target=ask, args=(server,)) for _ in range(6)]
             threads += [threading.Thread(target=ask_streamed, args=(server,)) for _ in range(6)]

@@ -18,10 +18,11 @@ pytest.importorskip("fastapi")
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
-from support.http_server import CHAT, RunningServer, paused, wait_for_requests  # noqa: E402
+from support.chats import SUM  # noqa: E402
+from support.http_server import CHAT, RunningServer, paused  # noqa: E402
 from support.raw_http import Raw, post  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 HTTP = """
 daemon off; user {user} {group}; error_log stderr warn; pid {folder}/pid;
 events {{}}

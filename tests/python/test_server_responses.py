@@ -9,23 +9,15 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from support.http_server import (  # noqa: E402
-    CHAT,
-    RunningServer,
-    error_of,
-    paused,
-    wait_for_requests,
-)
+from support.chats import ASK_TEXT, QUEUE_TEXT, SUM_TEXT, user  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of, paused  # noqa: E402
 from support.responses import (  # noqa: E402
-    ASK,
     CALL,
     CLOCK,
     COUNT,
     DONE,
     LOGPROBS,
-    QUEUE,
     RESPONSES,
-    SUM,
     WEATHER,
     added_up,
     ask,
@@ -36,15 +28,15 @@ from support.responses import (  # noqa: E402
     same_streamed,
     text_of,
     tool,
-    user,
     without_ids,
 )
+from support.waiting import wait_for_requests  # noqa: E402
 
 # Text.
 
 
 def test_an_input_is_answered(server):
-    answer = same_streamed(server, input=SUM)
+    answer = same_streamed(server, input=SUM_TEXT)
     assert answer["id"].startswith("resp_") and answer["object"] == "response"
     assert (answer["status"], answer["model"], answer["error"]) == ("completed", "demo", None)
     (item,) = answer["output"]
@@ -59,9 +51,9 @@ def test_an_input_is_answered(server):
 
 
 def test_items_are_the_same_as_text(server):
-    parts = [{"type": "input_text", "text": SUM}]
+    parts = [{"type": "input_text", "text": SUM_TEXT}]
     for given in (
-        [user(SUM)],
+        [user(SUM_TEXT)],
         [user(parts)],
         [{"type": "message", "id": "msg_x", "status": "completed", **user(parts)}],
     ):
@@ -84,24 +76,26 @@ def test_fields_are_shown_as_they_are_in_force(server):
         "background_options": {"completion_window": "soonest"}, "priority": 1, "top_k": 0,
         "prompt_cache_options": {"mode": "implicit"}, "min_p": 0.0, "conversation": None,
     }  # fmt: skip
-    response = server.post(RESPONSES, input=SUM, **known, **without_effect)
+    response = server.post(RESPONSES, input=SUM_TEXT, **known, **without_effect)
     answer = response.json()
     assert {name: answer[name] for name in known} == known
     assert answer["service_tier"] == "default" and answer["previous_response_id"] is None
     assert "x-allspark-ignored" not in response.headers
-    defaults = server.post(RESPONSES, input=SUM).json()
+    defaults = server.post(RESPONSES, input=SUM_TEXT).json()
     assert (defaults["temperature"], defaults["top_p"], defaults["metadata"]) == (0.7, 1.0, {})
     assert (defaults["tools"], defaults["tool_choice"]) == ([], "auto")
 
 
 def test_unknown_fields_are_named(server, model):
-    response = server.post(RESPONSES, input=SUM, max_output_tokens=1, zeta=1, frobnicate=1)
+    response = server.post(RESPONSES, input=SUM_TEXT, max_output_tokens=1, zeta=1, frobnicate=1)
     assert response.headers["x-allspark-ignored"] == "frobnicate, zeta"
-    response = server.post(RESPONSES, input=SUM, max_output_tokens=1, frobnicate=1, stream=True)
+    response = server.post(
+        RESPONSES, input=SUM_TEXT, max_output_tokens=1, frobnicate=1, stream=True
+    )
     assert response.headers["x-allspark-ignored"] == "frobnicate"
-    assert "x-allspark-ignored" in server.post(COUNT, input=SUM, frobnicate=1).headers
+    assert "x-allspark-ignored" in server.post(COUNT, input=SUM_TEXT, frobnicate=1).headers
     with RunningServer([model], strict_fields=True) as strict:
-        status, error = error_of(strict.post(RESPONSES, input=SUM, frobnicate=1))
+        status, error = error_of(strict.post(RESPONSES, input=SUM_TEXT, frobnicate=1))
         assert (status, error["param"]) == (400, "frobnicate")
 
 
@@ -117,43 +111,43 @@ def test_deltas_add_up_to_the_response(server):
         {"stop": ["="]},
         {"ignore_eos": True, "max_output_tokens": 300},
     ):
-        answer = same_streamed(server, input=QUEUE, **fields)
+        answer = same_streamed(server, input=QUEUE_TEXT, **fields)
         assert answer["status"] in ("completed", "incomplete")
 
 
 def test_a_response_that_is_cut_off_is_incomplete(server):
     for fields in ({"max_output_tokens": 3}, {"ignore_eos": True, "timeout_ms": 40}):
-        answer = ask(server, input=SUM, **fields)
+        answer = ask(server, input=SUM_TEXT, **fields)
         assert answer["status"] == "incomplete" and answer["completed_at"] is None
         assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
         # A deadline may come before the first token.
         assert {item["status"] for item in answer["output"]} <= {"incomplete"}
-    answer = same_streamed(server, input=SUM, max_output_tokens=3)
+    answer = same_streamed(server, input=SUM_TEXT, max_output_tokens=3)
     assert [item["status"] for item in answer["output"]] == ["incomplete"]
     assert answer["usage"]["output_tokens"] == 3
 
 
 def test_an_output_without_text_is_an_empty_message(server):
-    answer = same_streamed(server, input=SUM, stop=["1"])
+    answer = same_streamed(server, input=SUM_TEXT, stop=["1"])
     (item,) = answer["output"]
     assert item["content"][0]["text"] == "" and answer["status"] == "completed"
 
 
 def test_a_format_is_kept(server):
     given = {"type": "json_schema", "name": "zone", "schema": CLOCK["parameters"], "strict": True}
-    answer = same_streamed(server, input=SUM, text={"format": given}, max_output_tokens=99)
+    answer = same_streamed(server, input=SUM_TEXT, text={"format": given}, max_output_tokens=99)
     assert json.loads(text_of(answer))["zone"] in ("CET", "UTC")
     assert answer["text"]["format"] == given
 
 
 def test_tokens_have_log_probabilities(server):
-    fields = {"input": QUEUE, "include": [LOGPROBS], "max_output_tokens": 60}
+    fields = {"input": QUEUE_TEXT, "include": [LOGPROBS], "max_output_tokens": 60}
     answer = ask(server, **fields, top_logprobs=2)
     (part,) = answer["output"][0]["content"]
     rows = part["logprobs"]
     assert "".join(row["token"] for row in rows) == part["text"]
     assert all(len(row["top_logprobs"]) == 2 and row["logprob"] <= 0 for row in rows)
-    chat = {"messages": [user(QUEUE)], "logprobs": True, "top_logprobs": 2, "max_tokens": 60}
+    chat = {"messages": [user(QUEUE_TEXT)], "logprobs": True, "top_logprobs": 2, "max_tokens": 60}
     chosen = server.post(CHAT, **chat, temperature=0).json()["choices"][0]
     assert chosen["logprobs"]["content"][: len(rows)] == rows
     # A stop string cuts the text within a token; the tokens are those that its text needs.
@@ -161,18 +155,18 @@ def test_tokens_have_log_probabilities(server):
     assert cut["text"] == part["text"][:3]
     tokens = [row["token"] for row in cut["logprobs"]]
     assert "".join(tokens).startswith(cut["text"]) and "".join(tokens[:-1]) != cut["text"]
-    assert ask(server, input=SUM, top_logprobs=2)["output"][0]["content"][0]["logprobs"] == []
+    assert ask(server, input=SUM_TEXT, top_logprobs=2)["output"][0]["content"][0]["logprobs"] == []
 
 
 def test_counted_tokens_are_those_of_the_answer(server, tool_server):
-    before = ask(server, input=SUM)
+    before = ask(server, input=SUM_TEXT)
     tools = [{**CLOCK}, WEATHER]
     for each, fields in (
-        (server, {"input": SUM}),
+        (server, {"input": SUM_TEXT}),
         (server, {"input": "And 2+2?", "previous_response_id": before["id"]}),
-        (server, {"input": QUEUE, "instructions": "Be short."}),
-        (tool_server, {"input": ASK, "tools": tools}),
-        (tool_server, {"input": [user(ASK), CALL, DONE], "reasoning": {"effort": "low"}}),
+        (server, {"input": QUEUE_TEXT, "instructions": "Be short."}),
+        (tool_server, {"input": ASK_TEXT, "tools": tools}),
+        (tool_server, {"input": [user(ASK_TEXT), CALL, DONE], "reasoning": {"effort": "low"}}),
     ):
         count = each.post(COUNT, **fields).json()
         answer = ask(each, **fields, max_output_tokens=1)
@@ -192,14 +186,14 @@ def test_cached_tokens_are_counted(server):
 
 
 def test_a_conversation_goes_on(server):
-    first = ask(server, input=SUM, instructions="Be short.")
+    first = ask(server, input=SUM_TEXT, instructions="Be short.")
     second = ask(server, input="And 2+2?", previous_response_id=first["id"])
     third = ask(
-        server, input=[user(QUEUE)], previous_response_id=second["id"], instructions="Be long."
+        server, input=[user(QUEUE_TEXT)], previous_response_id=second["id"], instructions="Be long."
     )
     chat = [
-        user(SUM), {"role": "assistant", "content": text_of(first)},
-        user("And 2+2?"), {"role": "assistant", "content": text_of(second)}, user(QUEUE),
+        user(SUM_TEXT), {"role": "assistant", "content": text_of(first)},
+        user("And 2+2?"), {"role": "assistant", "content": text_of(second)}, user(QUEUE_TEXT),
     ]  # fmt: skip
     # Instructions are those of the last request alone.
     for response, messages in (
@@ -216,15 +210,15 @@ def test_a_conversation_goes_on(server):
 
 
 def test_items_by_hand_are_the_same_conversation(server):
-    first = ask(server, input=SUM)
-    second = ask(server, input=QUEUE, previous_response_id=first["id"])
+    first = ask(server, input=SUM_TEXT)
+    second = ask(server, input=QUEUE_TEXT, previous_response_id=first["id"])
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
     given = get(server, f"{first['id']}/input_items").json()["data"][0]["id"]
     for items in (
-        [user(SUM), *first["output"], user(QUEUE)],
-        [user(SUM), {"role": "assistant", "content": text_of(first)}, user(QUEUE)],
-        [user(SUM), reference, user(QUEUE)],
-        [{"id": given}, {"id": reference["id"]}, user(QUEUE)],
+        [user(SUM_TEXT), *first["output"], user(QUEUE_TEXT)],
+        [user(SUM_TEXT), {"role": "assistant", "content": text_of(first)}, user(QUEUE_TEXT)],
+        [user(SUM_TEXT), reference, user(QUEUE_TEXT)],
+        [{"id": given}, {"id": reference["id"]}, user(QUEUE_TEXT)],
     ):
         answer = ask(server, input=items)
         assert without_ids({**answer, "previous_response_id": first["id"]}) == without_ids(second)
@@ -237,35 +231,35 @@ def test_items_by_hand_are_the_same_conversation(server):
 
 def test_a_response_that_was_cut_off_may_be_gone_on_from(call_server):
     fields = {"tools": [CLOCK], "tool_choice": "required", "max_output_tokens": 30}
-    first = ask(call_server, input=ASK, **fields)
+    first = ask(call_server, input=ASK_TEXT, **fields)
     assert first["status"] == "incomplete"
     (item,) = first["output"]
     assert (item["type"], item["status"]) == ("function_call", "incomplete")
     # What was cut off of a call is none, so no output of it is missing.
-    second = ask(call_server, input=SUM, previous_response_id=first["id"], max_output_tokens=1)
-    plain = ask(call_server, input=[user(ASK), user(SUM)], max_output_tokens=1)
+    second = ask(call_server, input=SUM_TEXT, previous_response_id=first["id"], max_output_tokens=1)
+    plain = ask(call_server, input=[user(ASK_TEXT), user(SUM_TEXT)], max_output_tokens=1)
     assert second["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
 
 
 def test_what_cannot_be_gone_on_from_is_named(server, model):
     def refused(id):
-        status, error = error_of(server.post(RESPONSES, input=SUM, previous_response_id=id))
+        status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, previous_response_id=id))
         assert error["param"] == "previous_response_id" and id in error["message"]
         return status, error["code"]
 
     assert refused("resp_7") == (404, "previous_response_not_found")
-    unstored = ask(server, input=SUM, store=False)["id"]
+    unstored = ask(server, input=SUM_TEXT, store=False)["id"]
     assert refused(unstored) == (404, "previous_response_not_found")
-    first = ask(server, input=SUM)
-    second = ask(server, input=SUM, previous_response_id=first["id"])
+    first = ask(server, input=SUM_TEXT)
+    second = ask(server, input=SUM_TEXT, previous_response_id=first["id"])
     assert server.client.delete(f"{RESPONSES}/{first['id']}").status_code == 200
     assert refused(first["id"]) == (404, "previous_response_not_found")
     status, error = error_of(
-        server.post(RESPONSES, input=SUM, previous_response_id=second["id"])
+        server.post(RESPONSES, input=SUM_TEXT, previous_response_id=second["id"])
     )
     assert status == 404 and first["id"] in error["message"] and second["id"] in error["message"]
     with paused(model):
-        id = ask(server, input=SUM, background=True)["id"]
+        id = ask(server, input=SUM_TEXT, background=True)["id"]
         assert refused(id) == (400, "previous_response_not_completed")
         cancel(server, id)
         assert refused(id) == (400, "previous_response_not_completed")
@@ -277,7 +271,7 @@ def test_what_cannot_be_gone_on_from_is_named(server, model):
 @pytest.mark.parametrize("parser", ["qwen", "qwen3coder", "llama3", "mistral", "glm47"])
 def test_a_function_is_called(tool_model, parser):
     with RunningServer([tool_model], tool_call_parser=parser) as server:
-        fields = {"input": ASK, "tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
+        fields = {"input": ASK_TEXT, "tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
         fields["max_output_tokens"] = 300
         for choice in (
             {"type": "function", "name": "clock"},
@@ -296,7 +290,7 @@ def test_a_function_is_called(tool_model, parser):
         # Its result goes back, by itself or with the whole conversation.
         done = {**DONE, "call_id": item["call_id"]}
         again = {"tools": fields["tools"], "max_output_tokens": 5}
-        by_hand = ask(server, input=[user(ASK), item, done], **again)
+        by_hand = ask(server, input=[user(ASK_TEXT), item, done], **again)
         parts = {**done, "output": [{"type": "input_text", "text": "12:30"}]}
         id = ask(server, **fields, tool_choice="required")["id"]
         before = get(server, id).json()["output"][0]
@@ -307,9 +301,11 @@ def test_a_function_is_called(tool_model, parser):
 
 
 def test_tools_are_shown_as_they_are_in_force(call_server):
-    answer = ask(call_server, input=ASK, tools=[CLOCK], tool_choice="none", max_output_tokens=1)
+    answer = ask(
+        call_server, input=ASK_TEXT, tools=[CLOCK], tool_choice="none", max_output_tokens=1
+    )
     assert answer["tools"] == [{**CLOCK, "strict": False}] and answer["tool_choice"] == "none"
-    plain = ask(call_server, input=ASK, max_output_tokens=1)
+    plain = ask(call_server, input=ASK_TEXT, max_output_tokens=1)
     assert answer["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
 
 
@@ -322,7 +318,7 @@ def test_items_are_the_messages_of_chat(tool_server, tool_model):
 
     items = [
         {"role": "developer", "content": "Be kind."},
-        user(ASK),
+        user(ASK_TEXT),
         thought("Hm.", "content"),
         {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "x"},
         thought("Well.", "summary"),
@@ -346,7 +342,7 @@ def test_items_are_the_messages_of_chat(tool_server, tool_model):
     chat = [
         {"role": "system", "content": "Be short."},
         {"role": "developer", "content": "Be kind."},
-        user(ASK),
+        user(ASK_TEXT),
         {
             "role": "assistant",
             "content": "A moment.\nNo more.",
@@ -365,7 +361,7 @@ def test_items_are_the_messages_of_chat(tool_server, tool_model):
 
 def test_reasoning_is_an_item_of_its_own(tool_server):
     """The prompt opens it where it is asked for, so that all of this model's output is in it."""
-    fields = {"input": SUM, "max_output_tokens": 8}
+    fields = {"input": SUM_TEXT, "max_output_tokens": 8}
     answer = same_streamed(tool_server, **fields, reasoning={"effort": "low", "summary": "auto"})
     (item,) = answer["output"]
     assert (item["type"], item["summary"], item["status"]) == ("reasoning", [], "incomplete")
@@ -422,50 +418,56 @@ def test_items_follow_each_other():
             assert output[-1]["status"] in ("incomplete", "completed")
 
 
-def test_many_events_leave_others_their_turn():
-    """They are written in several goes, each when the client takes more."""
+def of_many_events():
+    """A response that has ended, with thousands of events."""
     from allspark.serve.responses.record import OutputItem, Record
-    from allspark.serve.responses.stream import ResponseStream
-
-    class Client:
-        """What a stream writes to; it takes data at once, or later."""
-
-        def __init__(self):
-            self.is_free, self.data, self.is_open = True, [], True
-
-        def write(self, data, more=True):
-            assert self.is_free and self.is_open
-            self.data.append(data)
-            self.is_open = more
-            if len(self.data) % 2:
-                self.is_free = False
-                loop.call_later(0.001, self.free)
-
-        def free(self):
-            self.is_free = True
-            if self.is_open:
-                self.on_free()
-            else:
-                closed.set_result(None)
 
     head = {"id": "resp_0", "background": False, "previous_response_id": None}
     item = OutputItem("message", "msg_0", pieces=[f"{i}," for i in range(2_245)], is_done=True)
-    record = Record(head, [], [item], "completed")
+    return Record(head, [], [item], "completed")
 
-    async def read(after):
-        nonlocal loop, closed
-        loop = asyncio.get_running_loop()
-        closed, client = loop.create_future(), Client()
-        ResponseStream(record, None, after, False).start(client)
-        await closed
-        return client.data
 
-    loop = closed = None
-    data = asyncio.run(read(-1))
+async def written(record, after=-1):
+    """What its stream writes to a client that takes data at once, or later."""
+    from allspark.serve.responses.stream import ResponseStream
+    from allspark.serve.sse import Writer
+
+    data = []
+
+    async def send(message):
+        data.append(message["body"])
+        if len(data) % 2:
+            await asyncio.sleep(0.001)
+
+    writer = Writer(send)
+    ResponseStream(record, None, after, False).start(writer)
+    await asyncio.wait_for(writer.end, 5)
+    return data
+
+
+def test_many_events_leave_others_their_turn():
+    """They are written in several goes, each when the client takes more."""
+    record = of_many_events()
+    data = asyncio.run(written(record))
     events = read_events(b"".join(data).decode())
     assert added_up(events)["output"] == record.response()["output"] and len(data) == 5
-    rest = asyncio.run(read(1_999))
+    rest = asyncio.run(written(record, 1_999))
     assert read_events(b"".join(rest).decode()) == events[2_000:] and len(rest) == 1
+
+
+def test_a_fault_between_many_events_ends_the_stream(monkeypatch):
+    from allspark.serve.responses.events import Events
+
+    take = Events.take
+
+    def take_once(self):
+        if self._next > 0:
+            raise ValueError("a fault")
+        return take(self)
+
+    monkeypatch.setattr(Events, "take", take_once)
+    with pytest.raises(ValueError, match="a fault"):
+        asyncio.run(written(of_many_events()))
 
 
 def test_tokens_of_markers_are_no_text(model):
@@ -510,7 +512,7 @@ def test_tokens_of_markers_are_no_text(model):
 
 
 def test_log_probabilities_beside_tools(call_server):
-    fields = {"input": SUM, "tools": [CLOCK], "include": [LOGPROBS], "max_output_tokens": 30}
+    fields = {"input": SUM_TEXT, "tools": [CLOCK], "include": [LOGPROBS], "max_output_tokens": 30}
     part = same_streamed(call_server, **fields)["output"][0]["content"][0]
     assert part["logprobs"]
     assert "".join(row["token"] for row in part["logprobs"]).strip() == part["text"].strip()
@@ -599,7 +601,7 @@ def message(*parts, role="user"):
     ],
 )  # fmt: skip
 def test_wrong_fields_are_named(tool_server, fields, param, text):
-    status, error = error_of(tool_server.post(RESPONSES, **{"input": SUM, **fields}))
+    status, error = error_of(tool_server.post(RESPONSES, **{"input": SUM_TEXT, **fields}))
     assert (status, error["param"]) == (400, param), error
     assert text in error["message"], error
     assert error["type"] == "invalid_request_error"
@@ -607,22 +609,22 @@ def test_wrong_fields_are_named(tool_server, fields, param, text):
 
 def test_errors_have_statuses(server, model):
     post = server.client.post
-    status, error = error_of(server.post(RESPONSES, model="x", input=SUM))
+    status, error = error_of(server.post(RESPONSES, model="x", input=SUM_TEXT))
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert error_of(post(RESPONSES, content=b"{"))[0] == 400
     assert error_of(server.client.get(RESPONSES))[0] == 405
     settings = {"api_keys": ("k",), "max_body_bytes": 500}
     with RunningServer([model], **settings) as guarded:
-        assert error_of(guarded.post(RESPONSES, input=SUM))[0] == 401
+        assert error_of(guarded.post(RESPONSES, input=SUM_TEXT))[0] == 401
         assert error_of(get(guarded, "resp_1"))[0] == 401
         guarded.client.headers["authorization"] = "Bearer k"
-        assert guarded.post(RESPONSES, input=SUM).status_code == 200
+        assert guarded.post(RESPONSES, input=SUM_TEXT).status_code == 200
         assert error_of(guarded.post(RESPONSES, input="x" * 600))[0] == 413
 
 
 def test_a_template_s_error_has_the_place_of_the_item(server):
     """The demo model's template has no form for calls; the second message stands for two items."""
-    items = [user(ASK), {"role": "assistant", "content": "Hm."}, CALL, DONE]
+    items = [user(ASK_TEXT), {"role": "assistant", "content": "Hm."}, CALL, DONE]
     status, error = error_of(server.post(RESPONSES, input=items, instructions="x"))
     assert (status, error["param"]) == (400, "input")
     assert error["message"].startswith("input[1].tool_calls")
@@ -643,28 +645,28 @@ def test_an_output_that_cannot_be_read_fails_alone(model, monkeypatch):
     with RunningServer([model]) as server:
         with monkeypatch.context() as patch:
             patch.setattr(OutputBuilder, "put", broken)
-            last = events_of(server, input=SUM)[-1]
+            last = events_of(server, input=SUM_TEXT)[-1]
             assert last["type"] == "response.failed"
             assert "its log says why" in last["response"]["error"]["message"]
         wait_for_requests(model, 0)
-        assert text_of(ask(server, input=SUM)) == "12 + 35 = 47"
+        assert text_of(ask(server, input=SUM_TEXT)) == "12 + 35 = 47"
 
 
 def test_a_format_that_fails_late_is_the_requests_fault(server):
-    body = {"input": SUM, "ebnf": 'root ::= "a" root'}
+    body = {"input": SUM_TEXT, "ebnf": 'root ::= "a" root'}
     status, error = error_of(server.post(RESPONSES, **body))
     assert (status, error["param"], error["code"]) == (400, "ebnf", "invalid_value")
     assert error["message"].startswith("ebnf: the grammar failed")
     last = events_of(server, **body)[-1]["response"]
     assert last["error"] == {"code": "invalid_prompt", "message": error["message"]}
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
-    status, error = error_of(server.post(RESPONSES, input=SUM, text=form, min_tokens=20))
+    status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, text=form, min_tokens=20))
     assert (status, error["param"]) == (400, "text.format")
 
 
 def test_a_long_conversation_is_truncated(server, model):
     turns = [user(f"What is {i}+{i}? " * 20) for i in range(20)]
-    items = [{"role": "system", "content": "Be short."}, *turns, user(SUM)]
+    items = [{"role": "system", "content": "Be short."}, *turns, user(SUM_TEXT)]
     status, error = error_of(server.post(RESPONSES, input=items))
     assert (status, error["code"]) == (400, "context_length_exceeded")
     answer = ask(server, input=items, truncation="auto", max_output_tokens=40)

@@ -8,16 +8,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from support.chats import ASK_TEXT, SUM_TEXT, user  # noqa: E402
 from support.http_server import RunningServer, paused  # noqa: E402
 from support.responses import (  # noqa: E402
-    ASK,
     CLOCK,
     LOGPROBS,
     RESPONSES,
-    SUM,
     events_of,
     get,
-    user,
 )
 
 
@@ -40,7 +38,7 @@ def client_of(kind, server):
 
 def test_the_client_of_openai(openai, call_server):
     with client_of(openai.OpenAI, call_server) as client:
-        fields = {"model": "demo", "input": ASK, "tools": [CLOCK], "tool_choice": "required"}
+        fields = {"model": "demo", "input": ASK_TEXT, "tools": [CLOCK], "tool_choice": "required"}
         fields |= {"temperature": 0, "max_output_tokens": 300, "parallel_tool_calls": False}
         whole = client.responses.create(**fields)
         with client.responses.stream(**fields) as stream:
@@ -52,7 +50,7 @@ def test_the_client_of_openai(openai, call_server):
         done = {"type": "function_call_output", "call_id": call.call_id, "output": "12:30"}
         again = {"model": "demo", "max_output_tokens": 8, "temperature": 0}
         by_id = client.responses.create(input=[done], previous_response_id=whole.id, **again)
-        by_hand = client.responses.create(input=[user(ASK), call, done], **again)
+        by_hand = client.responses.create(input=[user(ASK_TEXT), call, done], **again)
         assert by_id.output_text == by_hand.output_text
         assert client.responses.retrieve(by_id.id) == by_id
         events = list(client.responses.retrieve(by_id.id, stream=True))
@@ -63,23 +61,23 @@ def test_the_client_of_openai(openai, call_server):
         assert [item.type for item in listed] == [
             "message", "function_call", "function_call_output"
         ]  # fmt: skip
-        counted = client.responses.input_tokens.count(model="demo", input=ASK)
+        counted = client.responses.input_tokens.count(model="demo", input=ASK_TEXT)
         assert counted.input_tokens > 0
         client.responses.delete(by_id.id)
         with pytest.raises(openai.NotFoundError, match=by_id.id):
             client.responses.retrieve(by_id.id)
         with pytest.raises(openai.BadRequestError, match="web_search"):
-            client.responses.create(model="demo", input=ASK, tools=[{"type": "web_search"}])
+            client.responses.create(model="demo", input=ASK_TEXT, tools=[{"type": "web_search"}])
 
 
 def test_the_client_in_the_background(openai, server, model):
     with client_of(openai.OpenAI, server) as client:
         with paused(model):
-            queued = client.responses.create(model="demo", input=SUM, background=True)
+            queued = client.responses.create(model="demo", input=SUM_TEXT, background=True)
             assert queued.status == "queued"
             cancelled = client.responses.cancel(queued.id)
             assert cancelled.status == "cancelled"
-        fields = {"model": "demo", "input": SUM, "background": True, "temperature": 0}
+        fields = {"model": "demo", "input": SUM_TEXT, "background": True, "temperature": 0}
         stream = client.responses.create(stream=True, **fields)
         begun = [next(stream), next(stream)]
         stream.close()
@@ -101,7 +99,7 @@ def test_the_client_parses_formats(openai, server):
         zone: Literal["CET", "UTC"]
 
     with client_of(openai.OpenAI, server) as client:
-        fields = {"model": "demo", "input": SUM, "max_output_tokens": 400, "temperature": 0}
+        fields = {"model": "demo", "input": SUM_TEXT, "max_output_tokens": 400, "temperature": 0}
         answer = client.responses.parse(text_format=Zone, **fields)
         assert answer.output_parsed.zone in ("CET", "UTC")
         with client.responses.stream(text_format=Zone, **fields) as stream:
@@ -111,7 +109,7 @@ def test_the_client_parses_formats(openai, server):
 
 def test_the_client_reads_reasoning_and_log_probabilities(openai, tool_server):
     with client_of(openai.OpenAI, tool_server) as client:
-        fields = {"model": "demo", "input": SUM, "max_output_tokens": 8, "temperature": 0}
+        fields = {"model": "demo", "input": SUM_TEXT, "max_output_tokens": 8, "temperature": 0}
         whole = client.responses.create(reasoning={"effort": "high"}, **fields)
         events = list(client.responses.create(reasoning={"effort": "high"}, stream=True, **fields))
         assert "response.reasoning_text.delta" in {event.type for event in events}
@@ -129,7 +127,7 @@ def test_the_client_reads_reasoning_and_log_probabilities(openai, tool_server):
 def test_the_asynchronous_client(openai, server):
     async def run():
         async with client_of(openai.AsyncOpenAI, server) as client:
-            fields = {"model": "demo", "input": SUM, "temperature": 0}
+            fields = {"model": "demo", "input": SUM_TEXT, "temperature": 0}
             whole = await client.responses.create(**fields)
             async with client.responses.stream(**fields) as stream:
                 names = {event.type async for event in stream}
@@ -140,7 +138,7 @@ def test_the_asynchronous_client(openai, server):
             answers = await asyncio.gather(*(client.responses.create(**go_on) for _ in range(8)))
             assert {answer.output_text for answer in answers} == {answers[0].output_text}
             items = [item async for item in client.responses.input_items.list(whole.id)]
-            assert items[0].content[0].text == SUM
+            assert items[0].content[0].text == SUM_TEXT
             stream = await client.responses.retrieve(whole.id, stream=True)
             events = [event async for event in stream]
             assert events[-1].response == whole
@@ -155,9 +153,9 @@ def test_an_error_after_the_start_is_an_event(openai, model, monkeypatch):
     monkeypatch.setattr(Choice, "error", property(lambda _: ApiError(500, "it broke")))
     with RunningServer([model]) as server:
         with client_of(openai.OpenAI, server) as client:
-            read = list(client.responses.create(model="demo", input=SUM, stream=True))
+            read = list(client.responses.create(model="demo", input=SUM_TEXT, stream=True))
         assert [event.type for event in read[-2:]] == ["error", "response.failed"]
-        *events, error, last = events_of(server, input=SUM)
+        *events, error, last = events_of(server, input=SUM_TEXT)
         number = error["sequence_number"]
         assert error == {
             "type": "error", "code": "server_error", "message": "it broke", "param": None,
@@ -167,5 +165,5 @@ def test_an_error_after_the_start_is_an_event(openai, model, monkeypatch):
         assert last["response"]["error"] == {"code": "server_error", "message": "it broke"}
         stored = get(server, last["response"]["id"]).json()
         assert stored == last["response"] and stored["status"] == "failed"
-        response = server.post(RESPONSES, input=SUM)
+        response = server.post(RESPONSES, input=SUM_TEXT)
         assert (response.status_code, response.json()["error"]["message"]) == (500, "it broke")

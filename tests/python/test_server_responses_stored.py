@@ -16,20 +16,12 @@ pytest.importorskip("fastapi")
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
-from support.http_server import (  # noqa: E402
-    RunningServer,
-    error_of,
-    num_requests,
-    paused,
-    wait_for_requests,
-)
+from support.chats import ASK_TEXT, QUEUE_TEXT, SUM_TEXT, user  # noqa: E402
+from support.http_server import RunningServer, error_of, paused  # noqa: E402
 from support.raw_http import Raw, post  # noqa: E402
 from support.responses import (  # noqa: E402
-    ASK,
     CLOCK,
-    QUEUE,
     RESPONSES,
-    SUM,
     RunningClient,
     added_up,
     ask,
@@ -41,9 +33,9 @@ from support.responses import (  # noqa: E402
     get,
     read_events,
     text_of,
-    user,
     when_ended,
 )
+from support.waiting import num_requests, wait_for_requests, wait_until  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +56,7 @@ def long_server(long_model):
 
 
 def test_responses_are_stored(server):
-    answer = ask(server, input=SUM, metadata={"a": "b"})
+    answer = ask(server, input=SUM_TEXT, metadata={"a": "b"})
     assert get(server, answer["id"]).json() == answer
     deleted = server.client.delete(f"{RESPONSES}/{answer['id']}")
     assert deleted.json() == {"id": answer["id"], "object": "response", "deleted": True}
@@ -78,16 +70,16 @@ def test_responses_are_stored(server):
             404, "response_not_found", "response_id"
         )  # fmt: skip
         assert answer["id"] in error["message"]
-    kept = ask(server, input=SUM, store=False)
+    kept = ask(server, input=SUM_TEXT, store=False)
     assert kept["store"] is False and get(server, kept["id"]).status_code == 404
-    streamed = added_up(events_of(server, input=SUM, store=False))
+    streamed = added_up(events_of(server, input=SUM_TEXT, store=False))
     assert get(server, streamed["id"]).status_code == 404
 
 
 def test_input_items_are_listed(server):
     items = [user(f"{i}") for i in range(5)]
     first = ask(server, input=items, instructions="Be short.", max_output_tokens=1)
-    id = ask(server, input=SUM, previous_response_id=first["id"], max_output_tokens=1)["id"]
+    id = ask(server, input=SUM_TEXT, previous_response_id=first["id"], max_output_tokens=1)["id"]
     path = f"{first['id']}/input_items"
 
     def listed(**query):
@@ -113,7 +105,7 @@ def test_input_items_are_listed(server):
         ({"limit": 101}, "limit is '101'"),
         ({"limit": "x"}, "limit is 'x'"),
         ({"order": "up"}, "order is 'up'; it must be 'asc' or 'desc'"),
-        ({"after": "x"}, "after is 'x'; no item of the input has it"),
+        ({"after": "x"}, "after is 'x'; no item of the list has it"),
     ):
         status, error = error_of(get(server, path, **query))
         assert status == 400 and place in error["message"]
@@ -124,13 +116,13 @@ def references_to(answer, count):
 
 
 def test_a_response_that_items_refer_to_is_read_once(server, monkeypatch):
-    answers = [ask(server, input=SUM) for _ in range(2)]
+    answers = [ask(server, input=SUM_TEXT) for _ in range(2)]
     library = server.server.state.responses
     read, load = [], library._load
     monkeypatch.setattr(library, "_load", lambda id: read.append(id) or load(id))
-    items = [user(SUM)]
+    items = [user(SUM_TEXT)]
     for answer in answers * 2:
-        items += [*references_to(answer, 10), user(QUEUE)]
+        items += [*references_to(answer, 10), user(QUEUE_TEXT)]
     assert ask(server, input=items)["status"] == "completed"
     assert read == [answer["id"] for answer in answers]
 
@@ -146,7 +138,7 @@ def test_items_that_are_referred_to_are_bounded(model):
 
 
 def test_who_refers_to_stored_responses_may_go(server, monkeypatch):
-    answer = ask(server, input=SUM)
+    answer = ask(server, input=SUM_TEXT)
     library = server.server.state.responses
     reading, free = threading.Event(), threading.Event()
 
@@ -161,10 +153,7 @@ def test_who_refers_to_stored_responses_may_go(server, monkeypatch):
         try:
             assert reading.wait(30) and server.server.state.num_running == 1
             raw.reset()
-            end = time.monotonic() + 20
-            while server.server.state.num_running:
-                assert time.monotonic() < end
-                time.sleep(0.002)
+            wait_until(lambda: not server.server.state.num_running, 20)
         finally:
             free.set()
         free.clear()
@@ -172,23 +161,23 @@ def test_who_refers_to_stored_responses_may_go(server, monkeypatch):
 
 def test_the_store_is_bounded(model):
     with RunningServer([model], max_stored_responses=3) as server:
-        ids = [ask(server, input=SUM, max_output_tokens=1)["id"] for _ in range(2)]
+        ids = [ask(server, input=SUM_TEXT, max_output_tokens=1)["id"] for _ in range(2)]
         # Going on from a response uses it.
-        go_on = {"input": SUM, "max_output_tokens": 1}
+        go_on = {"input": SUM_TEXT, "max_output_tokens": 1}
         ids.append(ask(server, **go_on, previous_response_id=ids[0])["id"])
         ids.append(ask(server, **go_on)["id"])
         found = [get(server, id).status_code for id in ids]
         assert found == [200, 404, 200, 200]
     with RunningServer([model], max_stored_responses=0) as server:
-        answer = ask(server, input=SUM)
+        answer = ask(server, input=SUM_TEXT)
         assert answer["store"] is False
         assert get(server, answer["id"]).status_code == 404
-        status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
+        status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, background=True))
         assert status == 400 and "this server stores no responses" in error["message"]
     with RunningServer([model], max_stored_response_bytes=100) as server:
-        answer = ask(server, input=SUM)
+        answer = ask(server, input=SUM_TEXT)
         assert get(server, answer["id"]).status_code == 404
-        status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
+        status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, background=True))
         assert (status, error["code"]) == (429, "response_store_full")
 
 
@@ -199,33 +188,33 @@ def test_a_store_that_cannot_be_written_harms_no_answer(model, tmp_path, monkeyp
         raise sqlite3.OperationalError("database or disk is full")
 
     with RunningServer([model], response_store=str(tmp_path / "responses.db")) as server:
-        before = ask(server, input=SUM)
+        before = ask(server, input=SUM_TEXT)
         with monkeypatch.context() as patch:
             patch.setattr(FileShelf, "write", full)
-            answer = ask(server, input=SUM)
+            answer = ask(server, input=SUM_TEXT)
             assert text_of(answer) == "12 + 35 = 47"
-            streamed = added_up(events_of(server, input=SUM))
-            status, error = error_of(server.post(RESPONSES, input=SUM, background=True))
+            streamed = added_up(events_of(server, input=SUM_TEXT))
+            status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, background=True))
             assert (status, error["code"]) == (503, "response_store_failed")
             wait_for_requests(model, 0)
             for id in (answer["id"], streamed["id"]):
                 assert get(server, id).status_code in (200, 404)  # 200 until it was tried
             assert get(server, before["id"]).json() == before
         assert get(server, answer["id"]).status_code == 404
-        after = ask(server, input=SUM, previous_response_id=before["id"])
+        after = ask(server, input=SUM_TEXT, previous_response_id=before["id"])
         assert get(server, after["id"]).json() == after
 
 
 def test_what_has_expired_is_gone(model):
     with RunningServer([model], response_lifetime=1e-9) as server:
-        answer = ask(server, input=SUM)
+        answer = ask(server, input=SUM_TEXT)
         assert get(server, answer["id"]).status_code == 404
 
 
 def test_a_background_response_that_grows_too_large_says_so(model):
     """Its input has room, its output has not."""
     with RunningServer([model], max_stored_response_bytes=2500) as server:
-        fields = {"input": SUM, "ignore_eos": True, "background": True}
+        fields = {"input": SUM_TEXT, "ignore_eos": True, "background": True}
         id = ask(server, **fields, max_output_tokens=1500)["id"]
         answer = when_ended(server, id)
         while answer["status"] == "incomplete":  # it has ended, and is being stored
@@ -236,8 +225,8 @@ def test_a_background_response_that_grows_too_large_says_so(model):
 
 def test_a_full_store_takes_no_more_background_responses(model):
     with RunningServer([model], max_stored_responses=2) as server, paused(model):
-        ids = [ask(server, input=SUM, background=True)["id"] for _ in range(2)]
-        response = server.post(RESPONSES, input=SUM, background=True)
+        ids = [ask(server, input=SUM_TEXT, background=True)["id"] for _ in range(2)]
+        response = server.post(RESPONSES, input=SUM_TEXT, background=True)
         status, error = error_of(response)
         assert (status, error["code"]) == (429, "response_store_full")
         assert "2 responses run; the bound is 2" in error["message"]
@@ -250,14 +239,14 @@ def test_a_full_store_takes_no_more_background_responses(model):
 def test_a_file_outlives_the_server(model, tmp_path):
     settings = {"response_store": str(tmp_path / "responses.db"), "shutdown_timeout": 0.1}
     with RunningServer([model], **settings) as server:
-        first = ask(server, input=SUM)
-        streamed = events_of(server, input=QUEUE)
-        gone = ask(server, input=SUM)["id"]
+        first = ask(server, input=SUM_TEXT)
+        streamed = events_of(server, input=QUEUE_TEXT)
+        gone = ask(server, input=SUM_TEXT)["id"]
         server.client.delete(f"{RESPONSES}/{gone}")
         with pytest.raises(ValueError, match="locked"):
             RunningServer([model], **settings)
         with paused(model):
-            lost = ask(server, input=SUM, background=True)
+            lost = ask(server, input=SUM_TEXT, background=True)
             server.server.stop()
             server._thread.join(40)
             wait_for_requests(model, 0)
@@ -279,7 +268,7 @@ def test_a_server_that_was_killed_lost_what_ran(model, tmp_path):
 
     path = str(tmp_path / "responses.db")
     with RunningServer([model], response_store=path) as server:
-        id = ask(server, input=SUM)["id"]
+        id = ask(server, input=SUM_TEXT)["id"]
     shelf = FileShelf(path)
     record = Record.from_bytes(shelf.read(id))
     record.status = "in_progress"
@@ -299,21 +288,21 @@ def test_a_server_that_was_killed_lost_what_ran(model, tmp_path):
 
 def test_a_background_response_is_polled(server, model):
     with paused(model):
-        begun = ask(server, input=SUM, background=True)
+        begun = ask(server, input=SUM_TEXT, background=True)
         assert (begun["status"], begun["background"]) == ("queued", True)
         assert begun["output"] == [] and begun["usage"] is None
         assert get(server, begun["id"]).json() == begun
     answer = when_ended(server, begun["id"])
     assert answer["status"] == "completed" and text_of(answer) == "12 + 35 = 47"
     assert cancel(server, begun["id"]).json() == answer
-    follow = ask(server, input=QUEUE, previous_response_id=begun["id"])
+    follow = ask(server, input=QUEUE_TEXT, previous_response_id=begun["id"])
     assert follow["status"] == "completed"
-    status, error = error_of(server.post(RESPONSES, input=SUM, background=True, store=False))
+    status, error = error_of(server.post(RESPONSES, input=SUM_TEXT, background=True, store=False))
     assert status == 400 and "background is true; it needs store" in error["message"]
 
 
 def test_background_and_stream(server):
-    events = events_of(server, input=SUM, background=True)
+    events = events_of(server, input=SUM_TEXT, background=True)
     answer = added_up(events)
     assert text_of(answer) == "12 + 35 = 47" and answer["background"]
     assert [event["type"] for event in events[:3]] == [
@@ -322,13 +311,13 @@ def test_background_and_stream(server):
     assert events[0]["response"]["status"] == events[1]["response"]["status"] == "queued"
     assert get(server, answer["id"]).json() == answer
     # Also where nothing but the end of the output comes.
-    empty = added_up(events_of(server, input=SUM, background=True, stop=["1"]))
+    empty = added_up(events_of(server, input=SUM_TEXT, background=True, stop=["1"]))
     assert text_of(empty) == "" and empty["status"] == "completed"
 
 
 def test_a_stored_stream_goes_on_after_every_event(tool_server):
     fields = {"tools": [CLOCK], "tool_choice": "required", "max_output_tokens": 300}
-    events = events_of(tool_server, input=ASK, **fields)
+    events = events_of(tool_server, input=ASK_TEXT, **fields)
     id = events[0]["response"]["id"]
     assert events_after(tool_server, id) == events
     for after in range(len(events)):
@@ -371,12 +360,12 @@ def test_a_stream_is_cut_while_its_tokens_come(long_server, long_model):
     answer = added_up(events)
     assert answer["usage"]["output_tokens"] == 3000 and answer["status"] == "incomplete"
     fields = {"ignore_eos": True, "max_output_tokens": 3000}
-    assert text_of(ask(long_server, input=SUM, **fields)) == text_of(answer)
+    assert text_of(ask(long_server, input=SUM_TEXT, **fields)) == text_of(answer)
 
 
 def test_several_clients_read_one_stream(server, model):
     with paused(model):
-        id = ask(server, input=QUEUE, background=True)["id"]
+        id = ask(server, input=QUEUE_TEXT, background=True)["id"]
         found = []
         threads = [
             threading.Thread(target=lambda: found.append(events_after(server, id)))
@@ -393,7 +382,7 @@ def test_several_clients_read_one_stream(server, model):
 
 def test_a_queued_response_is_cancelled(server, model):
     with paused(model):
-        begun = ask(server, input=SUM, background=True)
+        begun = ask(server, input=SUM_TEXT, background=True)
         wait_for_requests(model, 1)
         answer = cancel(server, begun["id"]).json()
         assert (answer["status"], answer["output"]) == ("cancelled", [])
@@ -426,7 +415,7 @@ def test_a_response_is_cancelled_while_its_tokens_come(long_server, long_model):
 
 
 def test_only_background_responses_are_cancelled(server):
-    answer = ask(server, input=SUM)
+    answer = ask(server, input=SUM_TEXT)
     status, error = error_of(cancel(server, answer["id"]))
     assert (status, error["param"]) == (400, "response_id")
     assert "does not run in the background" in error["message"]
@@ -435,10 +424,10 @@ def test_only_background_responses_are_cancelled(server):
 def test_responses_are_cancelled_while_the_models_sleep(long_server, long_model):
     post = long_server.client.post
     fields = {"ignore_eos": True, "max_output_tokens": 60_000}
-    id = ask(long_server, input=SUM, background=True, **fields)["id"]
+    id = ask(long_server, input=SUM_TEXT, background=True, **fields)["id"]
     assert post("/sleep").status_code == 200
     try:
-        assert error_of(long_server.post(RESPONSES, input=SUM))[0] == 503
+        assert error_of(long_server.post(RESPONSES, input=SUM_TEXT))[0] == 503
         assert get(long_server, id).status_code == 200
         assert cancel(long_server, id).json()["status"] == "cancelled"
     finally:
@@ -448,7 +437,7 @@ def test_responses_are_cancelled_while_the_models_sleep(long_server, long_model)
 
 def test_a_running_response_is_deleted(server, model):
     with paused(model):
-        id = ask(server, input=SUM, background=True)["id"]
+        id = ask(server, input=SUM_TEXT, background=True)["id"]
         wait_for_requests(model, 1)
         assert server.client.delete(f"{RESPONSES}/{id}").json()["deleted"]
         wait_for_requests(model, 0)
@@ -472,7 +461,7 @@ def test_an_aborted_response_is_cancelled(server, model):
     with paused(model):
         thread = threading.Thread(
             target=lambda: found.append(
-                server.client.post(RESPONSES, headers=headers, json={"input": SUM})
+                server.client.post(RESPONSES, headers=headers, json={"input": SUM_TEXT})
             )
         )
         thread.start()
@@ -497,7 +486,7 @@ def test_a_client_that_goes_away_ends_its_request(server, model, long_server, lo
     assert events_after(server, id)[:2] == begun
     with paused(model):
         with pytest.raises(httpx.ReadTimeout):
-            server.client.post(RESPONSES, json={"input": SUM}, timeout=0.3)
+            server.client.post(RESPONSES, json={"input": SUM_TEXT}, timeout=0.3)
         wait_for_requests(model, 0)
     # While its tokens come, too.
     events = first_events(long_server, 8, **body(ignore_eos=True, max_output_tokens=60_000))
@@ -537,14 +526,12 @@ def test_a_shutdown_waits_for_background_responses(model, tmp_path):
     path = str(tmp_path / "responses.db")
     with RunningServer([model], response_store=path) as server:
         with paused(model):
-            id = ask(server, input=SUM, background=True)["id"]
+            id = ask(server, input=SUM_TEXT, background=True)["id"]
             wait_for_requests(model, 1)
             server.server.stop()
-            end = time.monotonic() + 10
-            while server.client.get("/health").status_code == 200 and time.monotonic() < end:
-                time.sleep(0.005)
+            wait_until(lambda: server.client.get("/health").status_code == 503, 10)
             assert get(server, id).json()["status"] == "queued"
-            assert error_of(server.post(RESPONSES, input=SUM))[0] == 503
+            assert error_of(server.post(RESPONSES, input=SUM_TEXT))[0] == 503
         server._thread.join(40)
     with RunningServer([model], response_store=path) as server:
         assert text_of(get(server, id).json()) == "12 + 35 = 47"
@@ -553,11 +540,11 @@ def test_a_shutdown_waits_for_background_responses(model, tmp_path):
 def test_background_responses_count_as_running(model):
     with RunningServer([model], max_concurrent_requests=1) as server:
         with paused(model):
-            id = ask(server, input=SUM, background=True)["id"]
-            assert error_of(server.post(RESPONSES, input=SUM))[0] == 429
+            id = ask(server, input=SUM_TEXT, background=True)["id"]
+            assert error_of(server.post(RESPONSES, input=SUM_TEXT))[0] == 429
             assert cancel(server, id).json()["status"] == "cancelled"
             # A cancelled one makes room.
-            assert ask(server, input=SUM, background=True)["status"] == "queued"
+            assert ask(server, input=SUM_TEXT, background=True)["status"] == "queued"
     wait_for_requests(model, 0)
 
 
@@ -572,7 +559,7 @@ def test_many_at_once_leave_nothing_behind(model):
             with RunningClient(server) as client:
                 id = None
                 for action in actions:
-                    fields = {"input": QUEUE, "max_output_tokens": 60, "temperature": 0}
+                    fields = {"input": QUEUE_TEXT, "max_output_tokens": 60, "temperature": 0}
                     fields |= {"previous_response_id": id, "model": "demo"}
                     if action == 0:
                         id = client.client.post(RESPONSES, json=fields).json()["id"]
@@ -602,10 +589,7 @@ def test_many_at_once_leave_nothing_behind(model):
             thread.join()
         assert not failures
         state = server.server.state
-        end = time.monotonic() + 30
-        while state.num_running or state.responses.running:
-            assert time.monotonic() < end
-            time.sleep(0.002)
+        wait_until(lambda: not (state.num_running or state.responses.running), 30)
         wait_for_requests(model, 0)
 
 

@@ -27,6 +27,7 @@ from support.chats import TEMPLATE  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS  # noqa: E402
 from support.raw_http import Raw, post  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
 from test_server_clients import TOOL  # noqa: E402
 
 SECONDS = float(os.environ.get("ALLSPARK_SERVER_SOAK_SECONDS", "60"))
@@ -251,13 +252,10 @@ class Soak:
 
     def settle(self, descriptors=None):
         """What is held after a round; waits until descriptors are those given."""
-        end = time.monotonic() + 60
-        while self.server.num_requests():
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        while descriptors is not None and self.held()[0] > descriptors:
-            assert time.monotonic() < end, (self.held(), descriptors)
-            time.sleep(0.01)
+        wait_until(lambda: not self.server.num_requests())
+        if descriptors is not None:
+            most = f"it must hold at most {descriptors} descriptors"
+            wait_until(lambda: self.held()[0] <= descriptors, what=most)
         return self.held()
 
     def missing(self):

@@ -10,14 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from support.http_server import (  # noqa: E402
-    CHAT,
-    COMPLETIONS,
-    RunningServer,
-    error_of,
-    num_requests,
-    paused,
-)
+from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of, paused  # noqa: E402
+from support.waiting import num_requests  # noqa: E402
 
 
 def test_embeddings(server, model):

@@ -29,19 +29,13 @@ from allspark.serve.protocol.common import ChatBody  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from allspark.serve.tool_choice import plan_tools  # noqa: E402
 from allspark.serve.usage import ReasoningTokens  # noqa: E402
-from support.http_server import CHAT, RunningServer, error_of, wait_for_requests  # noqa: E402
-
-ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+from support.chats import ASK, SUM, strict_schema  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
 
 def tool(name, **properties):
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
+    parameters = strict_schema(**properties)
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
@@ -262,7 +256,6 @@ def test_names_are_checked_at_the_start():
 
 # Reasoning. What the demo model writes before the sign of equality is taken for it.
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 REASONING = (
     ReasoningParser(("opened",), begin="<|im_start|>assistant", end=" ="),
     ReasoningParser(("written",), begin="12 +", end=" ="),
@@ -272,7 +265,7 @@ REASONING = (
 @pytest.fixture(params=["opened", "written"])
 def reasoning_server(plain_model, request, monkeypatch):
     """Its prompts have begun the reasoning, or the model begins it."""
-    monkeypatch.setattr("allspark.serve.parsers.choice.REASONING_PARSERS", REASONING)
+    monkeypatch.setattr("allspark.serve.parsers.registry.REASONING_PARSERS", REASONING)
     with RunningServer([plain_model], reasoning_parser=request.param) as server:
         yield server
 
@@ -426,7 +419,7 @@ def test_the_whole_reasoning_is_encoded_beside_the_loop(reasoning):
 
 
 def test_names_of_reasoning(plain_model, monkeypatch):
-    monkeypatch.setattr("allspark.serve.parsers.choice.REASONING_PARSERS", REASONING)
+    monkeypatch.setattr("allspark.serve.parsers.registry.REASONING_PARSERS", REASONING)
     for names in (("reasoning",), ("reasoning_content",)):
         settings = {"reasoning_parser": "written", "reasoning_fields": names}
         with RunningServer([plain_model], **settings) as server:

@@ -17,16 +17,11 @@ pytest.importorskip("fastapi")
 from allspark.cli import main  # noqa: E402
 from allspark.serve.relay import server_url  # noqa: E402
 from allspark.serve.routes import page  # noqa: E402
-from support.http_server import (  # noqa: E402
-    CHAT,
-    RunningServer,
-    error_of,
-    paused,
-    wait_for_requests,
-)
+from support.chats import SUM  # noqa: E402
+from support.http_server import CHAT, RunningServer, error_of, paused  # noqa: E402
 from support.upstream import Upstream, page_before  # noqa: E402
+from support.waiting import wait_for_requests  # noqa: E402
 
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 FILES = {path.name: path.read_text() for path in page.FOLDER.iterdir()}
 PATHS = ["/ui", *(f"/ui/{name}" for name in FILES if name != "index.html")]
 

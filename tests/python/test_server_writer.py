@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-import time
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from allspark.serve.chat import ChatStream  # noqa: E402
 from allspark.serve.choice import Choice  # noqa: E402
 from allspark.serve.sse import Writer  # noqa: E402
 from support.http_server import CHAT, RunningServer  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
 
 QUESTION = {"messages": [{"role": "user", "content": "Count from one."}], "ignore_eos": True}
 
@@ -129,6 +130,20 @@ def test_nothing_is_held_of_a_cycle_that_ended():
         pass
 
 
+def test_a_writer_that_is_to_go_on_is_called_once():
+    async def called():
+        found = []
+        writer = Writer(None)
+        writer.on_free = lambda: found.append(len(found))
+        for _ in range(2):
+            writer.call_again()
+            writer.call_again()
+            await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(called()) == [0, 1]
+
+
 def test_a_stream_begins_with_one_write(model, monkeypatch):
     flush, held = connection._HeldWrites.flush, []
 
@@ -154,10 +169,6 @@ def test_nothing_of_a_stream_is_left(model):
             assert content(server.events(CHAT, **fields))
             server.post(CHAT, **fields)
             kinds = ChatStream, Choice, Writer, connection.PartWriter
-            end = time.monotonic() + 30
-            while left := [each for each in gc.get_objects() if type(each) in kinds]:
-                assert time.monotonic() < end, left
-                del left
-                time.sleep(0.01)
+            wait_until(lambda: not any(type(each) in kinds for each in gc.get_objects()), 30)
     finally:
         gc.enable()

@@ -90,7 +90,6 @@ def test_loading_an_adapter(checkpoint, tmp_path):
         READING
         + """
 engine, loader = start_engine(directory, lora_max_num=2, lora_max_rank=8)
-engine.start_model("m")
 tokens = read_all(engine.start_request_ids("m", None, [1, 2, 3], GREEDY)[2])
 shrink_at(2, "adapter_model.safetensors", 0)
 assert engine.load_lora("m", "a", out) == AsStatus.ALLSPARK_IO_ERROR

@@ -99,7 +99,7 @@ def test_no_test_at_all_is_a_failure(tmp_path, capsys):
 
 # --- skips ---
 
-SHARED = "shared test data is absent: /x/shared/data (set ALLSPARK_SHARED_DATA)"
+SHARED = "no shared data at /x/shared/data (set ALLSPARK_SHARED_DATA)"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ SHARED = "shared test data is absent: /x/shared/data (set ALLSPARK_SHARED_DATA)"
         (gtest("KernelTableTest.TheEmulationIsAmongTheTestedTables", "no SIMDe (x)"), {},
          "no SIMDe"),
         (gtest("ThreadPoolTest.A", "one core only"), {}, "one core only"),
-        (pytest_case("test_a", "test_b", SHARED), {}, "test_a.py::test_b: shared test data"),
+        (pytest_case("test_a", "test_b", SHARED), {}, "test_a.py::test_b: no shared data at"),
         (pytest_case("test_a", "test_b", "got empty parameter set for (x)"), {}, "empty parameter"),
         (pytest_case("test_lora_peft", "t", "the package peft, an oracle, is not installed"), {},
          "peft"),

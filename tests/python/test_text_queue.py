@@ -15,7 +15,8 @@ from allspark import (
 )
 from allspark._allspark import ByteLevelText, GenerateConfig
 from allspark.detokenizer import open_decoding
-from allspark.text_queue import MAX_WORDS, StopStrings, TextOptions
+from allspark.text_options import MAX_WORDS, TextOptions
+from allspark.text_queue import StopStrings
 from engine_fixture import start_engine, write_small_checkpoint
 from support.native_queue import NativeElements
 from support.vocabularies import SMALL, tokenizer_directory
@@ -407,9 +408,8 @@ def test_a_stop_string_counts_where_it_ends(words, min_tokens, expected):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    engine, loader = start_engine(write_small_checkpoint(tmp_path_factory.mktemp("small")))
-    engine.start_model("m")
+def running(checkpoint):
+    engine, loader = start_engine(checkpoint)
     loader._tokenizer = Letters27()
     return engine, loader
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +14,10 @@ transformers = pytest.importorskip("transformers")
 from allspark.chat_template import TokenizerTemplate, choose  # noqa: E402
 from allspark.chat_template import tokenizer_template as limits  # noqa: E402
 from allspark.chat_template.jinja_syntax import template_facts  # noqa: E402
-from support.checkpoints import shared_data  # noqa: E402
+from support.chats import assistant, user  # noqa: E402
+from support.checkpoints import shared_data, shared_data_path  # noqa: E402
 from support.versions import is_before  # noqa: E402
+from support.vocabularies import qwen_tokenizer  # noqa: E402
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}"
@@ -26,21 +26,9 @@ CHATML = (
 )
 
 
-def user(content, **more):
-    return {"role": "user", "content": content, **more}
-
-
-def assistant(content, **more):
-    return {"role": "assistant", "content": content, **more}
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Qwen2.5's tokens, with a BOS that its model has not."""
-    path = shared_data() / "tokenizers" / "qwen2.5" / "tokenizer.json"
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(path), bos_token="<|endoftext|>", eos_token="<|im_end|>"
-    )
+    return qwen_tokenizer()
 
 
 @pytest.fixture
@@ -49,8 +37,7 @@ def make(tokenizer):
 
 
 def published_templates():
-    default = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(os.environ.get("ALLSPARK_SHARED_DATA", default)) / "chat_templates"
+    folder = shared_data_path() / "chat_templates"
     paths = sorted(folder.rglob("*.jinja"))
     return [path.relative_to(folder).as_posix() for path in paths] or ["absent"]
 

@@ -66,7 +66,7 @@ TEMPLATES = {
 
 def chosen(template):
     tools, reasoning = choose_tool_parser(template), choose_reasoning_parser(template)
-    return tools and tools.name, reasoning and reasoning.name
+    return tools and tools.names[0], reasoning and reasoning.names[0]
 
 
 def test_published_templates():

@@ -19,7 +19,7 @@ from allspark.serve.parsers import (  # noqa: E402
 )
 from support.checkpoints import shared_data  # noqa: E402
 from support.tool_samples import AWKWARD, TOOLS  # noqa: E402
-from support.vocabularies import tokenizer_directory  # noqa: E402
+from support.vocabularies import qwen_tokenizer  # noqa: E402
 
 # What templates write after an answer.
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
@@ -83,10 +83,7 @@ PUBLISHED = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    path = tokenizer_directory("qwen2.5") / "tokenizer.json"
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(path), bos_token="<|endoftext|>", eos_token="<|im_end|>"
-    )
+    return qwen_tokenizer()
 
 
 def template_text(name):
@@ -141,7 +138,7 @@ def parse(text, pieces):
 def test_calls_come_back(tokenizer, name, content):
     text = template_text(name)
     parser = choose_tool_parser(text)
-    assert parser is not None and PARSERS.get(name, parser.name) == parser.name
+    assert parser is not None and PARSERS.get(name, parser.names[0]) == parser.names[0]
     several = [[CITY], [("now", {})], [("get_weather", AWKWARD)]]
     if not any(part in name for part in SINGLE):
         several.append([("get", {"days": 3}), ("get_weather", AWKWARD), ("now", {})])

@@ -104,7 +104,7 @@ def test_schemas():
 
 def test_without_jsonschema(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(ImportError, match=r"'f'.*pip install 'allspark\[serve\]'"):
+    with pytest.raises(ImportError, match=r"the tool 'f' .* needs the extra 'serve' \(docs/"):
         problem({}, "{}")
 
 

@@ -557,8 +557,8 @@ def test_colours_can_be_read(page, upstream, is_dark):
     page.wait_for(".answer .error", "Error 400: no.")
     back = page.script("return getComputedStyle(document.body).backgroundColor")
     assert (luminance(back) < 0.1) == is_dark
-    for selector in (".question .content", ".answer h2", ".error", ".retry", "#send", "#hint",
-                     "#settings label", "header h1"):  # fmt: skip
+    for selector in (".question .content", ".answer h2", ".answer .error", ".retry", "#send",
+                     "#hint", "#settings label", "header h1"):  # fmt: skip
         text, behind = page.script(
             "let node = arguments[0]; const text = getComputedStyle(node).color;"
             "while (getComputedStyle(node).backgroundColor === 'rgba(0, 0, 0, 0)')"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from allspark import AsStatus, GenerateRequestStatus, ModelState
-from engine_fixture import read_all, start_engine, write_small_checkpoint
+from engine_fixture import install_engine, read_all
 
 OK = AsStatus.ALLSPARK_SUCCESS
 CONFIG = {"seed": 3, "temperature": 1.5, "max_new_tokens": 200}
 
 
-def test_unloaded_and_loaded_again(tmp_path):
-    engine, _ = start_engine(write_small_checkpoint(tmp_path))
+def test_unloaded_and_loaded_again(checkpoint):
+    engine, _ = install_engine(checkpoint)
     assert engine.unload_device_mem("m") == AsStatus.ALLSPARK_INVALID_CALL_ERROR
     assert engine.last_error() == "unload_device_mem: model 'm' is Initial; it must be Running"
     assert engine.start_model("m") == OK

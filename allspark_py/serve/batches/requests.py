@@ -10,7 +10,7 @@ from typing import Any
 from allspark.batch.answer import Answer, to_line
 from allspark.batch.lines import LineError
 from allspark.batch.origin import Origin, line_seed
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.serve.chat import start_chat, whole_chat
 from allspark.serve.choice import request_id
 from allspark.serve.completion import start_completion, whole_completion

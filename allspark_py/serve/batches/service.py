@@ -12,12 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allspark.error_text import shown
 from allspark.serve.batches.record import BatchRecord, read_record
 from allspark.serve.batches.requests import ENDPOINTS
 from allspark.serve.batches.run import BatchRun
 from allspark.serve.batches.store import FileStore
 from allspark.serve.batches.validation import validate_file
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.ids import make_id
 from allspark.serve.protocol.batches import BatchBody
 from allspark.whole_file import write_whole
@@ -93,7 +94,7 @@ class Batches:
         """A batch. Raises ApiError where there is none."""
         record = self._records.get(batch_id)
         if record is None:
-            message = f"there is no batch {batch_id[:100]!r}"
+            message = f"there is no batch {shown(batch_id)}"
             raise ApiError(404, message, param="batch_id", code="batch_not_found")
         return record
 
@@ -101,11 +102,11 @@ class Batches:
         """A new batch, which then runs by itself. Raises ApiError where it is refused."""
         file = self.files.get(body.input_file_id)
         if body.endpoint not in ENDPOINTS:
-            message = f"endpoint is {body.endpoint[:100]!r}; it must be one of {list(ENDPOINTS)}"
-            raise ApiError(400, message, param="endpoint", code="invalid_value")
+            message = f"endpoint is {shown(body.endpoint)}; it must be one of {list(ENDPOINTS)}"
+            raise invalid_value(message, "endpoint")
         if file.purpose != "batch":
             message = f"the purpose of the file is {file.purpose!r}; it must be 'batch'"
-            raise ApiError(400, message, param="input_file_id", code="invalid_value")
+            raise invalid_value(message, "input_file_id")
         if len(self._tasks) >= MAX_UNFINISHED:
             message = f"{MAX_UNFINISHED} batches have not finished, the bound"
             raise ApiError(429, message, code="too_many_batches")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from allspark.error_text import shown
 from allspark.serve.batches.record import read_record
 from allspark.serve.errors import ApiError
 from allspark.serve.ids import make_id
@@ -119,7 +120,7 @@ class FileStore:
         """The record of a file. Raises ApiError where there is none."""
         record = self._files.get(file_id)
         if record is None:
-            message = f"there is no file {file_id[:100]!r}"
+            message = f"there is no file {shown(file_id)}"
             raise ApiError(404, message, param="file_id", code="file_not_found")
         return record
 
@@ -131,13 +132,12 @@ class FileStore:
             raise ApiError(400, message, param="file", code="too_many_files")
         return Upload(self)
 
-    def add(self, file_id: str, filename: str, purpose: str, created_at: int | None = None) -> None:
+    def add(self, file_id: str, filename: str, purpose: str) -> None:
         """Makes a file known whose content is there; no effect where it is known."""
         if file_id in self._files:
             return
         size = self.path_of(file_id).stat().st_size
-        created = int(time.time()) if created_at is None else created_at
-        record = FileRecord(file_id, size, created, filename, purpose)
+        record = FileRecord(file_id, size, int(time.time()), filename, purpose)
         write_whole(self._record_path(file_id), json.dumps(asdict(record)).encode())
         self._files[file_id] = record
 

@@ -8,17 +8,13 @@ from typing import Any
 
 from allspark.batch.off_loop import off_loop
 from allspark.serve.batches.store import Upload
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from starlette.requests import ClientDisconnect, Request
 
 # The other fields of a form, and the headers of its parts.
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
 _BLOCK = 1 << 20
-
-
-def _wrong(message: str, param: str | None = None) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
 
 
 @contextlib.contextmanager
@@ -29,7 +25,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except FormParserError as error:
-        raise _wrong(f"the body is no form: {error}") from None
+        raise invalid_value(f"the body is no form: {error}") from None
 
 
 class Form:
@@ -73,12 +69,13 @@ class Form:
     def _grow(self, buffer: bytearray, data: bytes) -> None:
         buffer += data
         if len(buffer) > MAX_FIELD_BYTES:
-            raise _wrong(f"a field of the form has more than {MAX_FIELD_BYTES} bytes, the bound")
+            message = f"a field of the form has more than {MAX_FIELD_BYTES} bytes, the bound"
+            raise invalid_value(message)
 
     def _begin_part(self) -> None:
         self._num_parts += 1
         if self._num_parts > MAX_FIELDS:
-            raise _wrong(f"the form has more than {MAX_FIELDS} fields, the bound")
+            raise invalid_value(f"the form has more than {MAX_FIELDS} fields, the bound")
         self._disposition = b""
 
     def _end_header(self) -> None:
@@ -95,7 +92,7 @@ class Form:
         self._is_file = self._name == "file"
         if self._is_file:
             if self.filename is not None:
-                raise _wrong("file is given twice; a request has one", "file")
+                raise invalid_value("file is given twice; a request has one", "file")
             self.filename = options.get(b"filename", b"upload").decode("utf-8", "replace")
 
     def _add(self, data: bytes, start: int, end: int) -> None:
@@ -137,9 +134,9 @@ async def receive_form(request: Request, upload: Upload, max_bytes: int) -> Form
     except ClientDisconnect:
         raise ApiError(499, "the client closed the connection") from None
     if not form.has_ended:
-        raise _wrong("the form ends before its last boundary")
+        raise invalid_value("the form ends before its last boundary")
     if form.filename is None:
-        raise _wrong("file is missing", "file")
+        raise invalid_value("file is missing", "file")
     await _write(form, upload)
     await off_loop(upload.sync)
     return form

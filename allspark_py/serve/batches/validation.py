@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from allspark.batch.lines import LineError, LineReader
-from allspark.input_ids import shown
+from allspark.error_text import shown
 from allspark.serve.batches.requests import check_line
 
 MAX_REQUESTS = 100_000

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.parsers.messages import (
     ContentDelta,
     Delta,
@@ -25,8 +24,8 @@ class _Text:
     text, or a marker or the end.
 
     Args:
-        markers: none comes about where something between two of its beginnings is left out: then a
-            space stands there.
+        markers: texts that must not form by joining: where something is left out between two
+            pieces that would spell one together, a space is put there.
     """
 
     def __init__(self, markers: Markers | None = None) -> None:
@@ -106,20 +105,6 @@ class _Call:
 
     def __call__(self) -> ToolCall:
         return ToolCall(self.id, self.name, "".join(self.arguments), self.is_complete)
-
-
-def is_json_object(text: str) -> bool:
-    """Whether a text is one JSON object and nothing else. Linear, whatever the text is."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
-
-    try:
-        # Numbers are not converted: that would take the square of their length.
-        value: Any = json.loads(text, parse_constant=refuse, parse_int=len, parse_float=len)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)
 
 
 class Collector:

@@ -8,7 +8,7 @@ from typing import Any
 from allspark.json_formats import ENFORCED
 from allspark.serve.parsers import formats
 from allspark.serve.parsers.formats import Format
-from allspark.serve.parsers.typed_values import KINDS, kinds, types
+from allspark.serve.parsers.typed_values import KINDS, kinds, pointed_to, types
 
 # Keywords of JSON Schema that make values invalid. Others are annotations.
 _OF_ANY = frozenset(
@@ -70,13 +70,10 @@ def _resolved(part: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping) or _asserted(part) != {"$ref"}:
             break
-        target: Any = root
         reference = part["$ref"]
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        for step in reference[2:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target.get(step) if isinstance(target, Mapping) else None
+        target = pointed_to(reference, root)
         if target is None:
             break
         part = target

@@ -21,10 +21,6 @@ class ReasoningParser:
     needs_flag: bool = False
 
     @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """Both. Where they are special tokens, the output must be decoded with these."""
         return (self.begin, self.end)

@@ -36,10 +36,6 @@ class ToolParser(ABC):
     inside: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """All of them. Where some are special tokens, the output must be decoded with these."""
         return (*self.begins, *self.ends, *self.inside)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from allspark.input_ids import shown
+from allspark.error_text import shown
 
 # Of names. They stand in markup, so they must contain none.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from allspark.serve.parsers.json_texts import kind_of, kind_of_text
+
 KINDS = frozenset({"string", "number", "boolean", "null", "object", "array"})
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 # How many schemas of a parameter are looked at. Beyond that it may be of any kind.
@@ -24,6 +26,17 @@ def types(schema: Mapping[str, Any]) -> list[str]:
     return [kind if isinstance(kind, str) else "" for kind in listed]
 
 
+def pointed_to(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within a schema leads to; None for another one."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node: Any = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node
+
+
 class _Kinds:
     def __init__(self, root: Mapping[str, Any]):
         self._root = root
@@ -35,11 +48,11 @@ class _Kinds:
             return KINDS
         allowed = KINDS
         if "$ref" in schema:
-            allowed &= self.of(self._target(schema["$ref"]), depth + 1)
+            allowed &= self.of(pointed_to(schema["$ref"], self._root), depth + 1)
         if "const" in schema:
-            allowed &= {_kind(schema["const"])}
+            allowed &= {kind_of(schema["const"])}
         if isinstance(schema.get("enum"), list):
-            allowed &= {_kind(value) for value in schema["enum"]}
+            allowed &= {kind_of(value) for value in schema["enum"]}
         if "type" in schema:
             named = types(schema)
             if schema.get("nullable") is True:
@@ -55,47 +68,11 @@ class _Kinds:
                 allowed &= self.of(part, depth + 1)
         return allowed
 
-    def _target(self, reference: Any) -> Any:
-        """What a reference within the schema leads to; None for another one."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        node: Any = self._root
-        for step in reference[1:].split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            node = node.get(step) if isinstance(node, Mapping) else None
-        return node
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, (list, tuple)) else "object"
-
-
-def _kind_of_text(text: str) -> str | None:
-    """The kind of a JSON text; None for what is none."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
-
-    try:
-        # Numbers are not converted: that would take the square of their length.
-        value = json.loads(text, parse_constant=refuse, parse_int=float, parse_float=float)
-    except (ValueError, RecursionError):
-        return None
-    return _kind(value)
-
 
 def to_json(text: str, allowed: frozenset[str]) -> str:
     """JSON for a text, of one of the allowed kinds where it can be."""
     stripped = text.strip()
-    kind = _kind_of_text(stripped)
+    kind = kind_of_text(stripped)
     if kind is not None and kind != "string" and kind in allowed:
         return stripped
     # Templates write the words of Python.

@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import re2
+from allspark.error_text import needs_extra
+from allspark.serve.parsers.json_texts import refuse_constant
 from allspark.serve.parsers.tools import Tool
 
 # Keywords that are looked at, in a schema and in its parts.
@@ -34,14 +36,10 @@ def check_schema(tool: Tool) -> None:
 def argument_problem(tool: Tool, arguments: str) -> str | None:
     """Why a call's arguments, JSON text, are not valid for the tool; None if they are."""
     try:
-        value = json.loads(arguments, parse_constant=_refuse)
+        value = json.loads(arguments, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
     return _first_problem(tool, tool.parameters, value)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _first_problem(tool: Tool, schema: Any, value: Any) -> str | None:
@@ -71,10 +69,8 @@ def _validator_class(tool: Tool) -> Any:
     try:
         from jsonschema import Draft202012Validator, validators
     except ImportError as error:
-        raise ImportError(
-            f"the parameters of the tool {tool.name!r} are to be validated afterwards, for which "
-            "the package jsonschema is needed: pip install 'allspark[serve]'"
-        ) from error
+        what = f"validating the arguments of the tool {tool.name!r} after they are written"
+        raise ImportError(needs_extra(what, "serve")) from error
     schema = tool.parameters
     return validators.validator_for({"$schema": schema.get("$schema", "")}, Draft202012Validator)
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from allspark.serve.protocol.common import RequestBody
-from pydantic import Field
-
-# OpenAI's bounds.
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
+from allspark.serve.protocol.common import Metadata, RequestBody
 
 
 class BatchBody(RequestBody):
@@ -18,6 +13,6 @@ class BatchBody(RequestBody):
     input_file_id: str
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     # Refused where they ask for something.
     output_expires_after: dict[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import inspect
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,12 @@ _MAX_SEED = 9_200_000_000_000_000_000  # the engine's
 BATCH_PRIORITY = -1_000_000
 Priority = Annotated[int, Field(gt=BATCH_PRIORITY, le=1_000_000)]
 Count = Annotated[int, Field(ge=1)]
+TokenId = Annotated[int, Field(ge=0)]
+# OpenAI's bounds.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 
 
 # Older releases of pydantic's core have it for lists alone.
@@ -52,22 +59,22 @@ class Part(BaseModel):
         _fail_fast(schema)
         return schema
 
-    @property
-    def unknown_fields(self) -> list[str]:
-        """Names of fields that this server does not know, as "name" and "part.name"."""
-        found = sorted(self.model_extra or ())
+    def unknown_fields(self, most: int) -> list[str]:
+        """The first `most` names of fields that this server does not know, as "name" and
+        "part.name": a body may have millions, which are not sorted."""
+        found = heapq.nsmallest(most, self.model_extra or ())
         fields = type(self).model_fields
         for name in sorted(self.model_fields_set):
             value = getattr(self, name)
             if isinstance(value, Part) and name in fields:
                 shown = fields[name].alias or name
-                found += [f"{shown}.{inner}" for inner in value.unknown_fields]
-        return found
+                found += [f"{shown}.{inner}" for inner in value.unknown_fields(most)]
+        return found[:most]
 
 
 class RequestBody(Part):
-    """The body of a request. Fields whose docstring says so are known to clients of other servers,
-    and change nothing here."""
+    """The body of a request. Fields marked "without effect here" are sent by clients of other
+    servers, and change nothing."""
 
 
 class StreamOptions(Part):
@@ -106,11 +113,11 @@ class GenerationBody(RequestBody):
     suppress_repetition_in_generation: bool | None = None
     seed: int | None = Field(None, ge=-1, le=_MAX_SEED, description="-1: another one each time")
     stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    bad_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    stop_words_ids: list[list[Annotated[int, Field(ge=0)]]] | None = None
-    bad_words_ids: list[list[Annotated[int, Field(ge=0)]]] | None = None
+    bad_token_ids: list[TokenId] | None = None
+    stop_words_ids: list[list[TokenId]] | None = None
+    bad_words_ids: list[list[TokenId]] | None = None
     no_repeat_ngram_size: int | None = Field(None, ge=0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from allspark.serve.protocol.common import MAX_TOP_LOGPROBS, Count, GenerationBody, Part
+from allspark.serve.protocol.common import (
+    MAX_TOP_LOGPROBS,
+    Count,
+    GenerationBody,
+    Metadata,
+    Part,
+)
 from pydantic import Field
-
-# Of `metadata`: pairs, and characters of a key and of a value.
-MAX_PAIRS = 16
-MAX_KEY_CHARACTERS = 64
-MAX_VALUE_CHARACTERS = 512
 
 _Summary = Literal["auto", "concise", "detailed"]
 
@@ -67,16 +68,7 @@ class ResponsesBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = False
-    metadata: (  # type: ignore[assignment]  # narrower than that of chat
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=MAX_KEY_CHARACTERS)],
-                Annotated[str, Field(max_length=MAX_VALUE_CHARACTERS)],
-            ],
-            Field(max_length=MAX_PAIRS),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None  # type: ignore[assignment]  # narrower than that of chat
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     # Known, and without effect here: there are no tools of the server, and no images.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from allspark.serve.protocol.common import GenerationBody, Priority, RequestBody
+from allspark.serve.protocol.common import GenerationBody, Priority, RequestBody, TokenId
 from pydantic import Field
 
-TokenId = Annotated[int, Field(ge=0)]
 MAX_INPUTS = 2048
 
 
@@ -71,24 +70,3 @@ class GenerateBody(GenerationBody):
     # Refused where they ask for something.
     image_data: Any = None
     return_routed_experts: bool | None = None
-
-
-class LoadAdapterBody(RequestBody):
-    """/v1/load_lora_adapter."""
-
-    model: str | None = None
-    lora_name: Annotated[str, Field(min_length=1)]
-    lora_path: Annotated[str, Field(min_length=1)]
-
-
-class UnloadAdapterBody(RequestBody):
-    """/v1/unload_lora_adapter."""
-
-    lora_name: Annotated[str, Field(min_length=1)]
-
-
-class AbortBody(RequestBody):
-    """/abort_request."""
-
-    request_id: str | None = None
-    abort_all: bool | None = False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from allspark.serve.message import Parser, read_deltas
-from allspark.serve.parsers.collector import is_json_object
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.parsers.messages import ContentDelta, Delta, ReasoningDelta, ToolCallBegin
 from allspark.serve.responses.record import Kind, OutputItem, Record, item_id
 from allspark.serve.responses.token_texts import TokenText

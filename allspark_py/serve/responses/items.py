@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allspark.serve.parsers.collector import is_json_object
+from allspark.serve.parsers.json_texts import is_json_object
 from allspark.serve.places import shown, wrong
 from allspark.serve.responses.record import item_id
 

@@ -7,30 +7,22 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from allspark.error_text import shown
 from allspark.serve.errors import ApiError
 from allspark.serve.responses.record import Record
 from allspark.serve.responses.shelf import FileShelf, MemoryShelf, Shelf
 from allspark.serve.responses.store import Bounds, NoRoomError, ResponseStore
 from allspark.serve.settings import ServerSettings
 
+if TYPE_CHECKING:
+    from allspark.serve.responses.run import ResponseRun
+
 logger = logging.getLogger("allspark.serve")
 
 Result = TypeVar("Result")
 _LOST = "the server ended while the response ran"
-
-
-class Run(Protocol):
-    """A response that runs, or that ended and is not stored yet."""
-
-    record: Record
-
-    def cancel(self, failure: str | None = None) -> None:
-        """Ends it with what it has; as failed where a failure is given."""
-
-    async def ended(self) -> None:
-        """Returns once it has."""
 
 
 class Library:
@@ -50,7 +42,7 @@ class Library:
         path = settings.response_store
         shelf: Shelf = MemoryShelf() if path is None else FileShelf(path)
         self.is_storing = bounds.entries > 0
-        self.running: dict[str, Run] = {}
+        self.running: dict[str, ResponseRun] = {}  # and what ended and is not stored yet
         self._store = ResponseStore(shelf, bounds, clock)
         self._thread = ThreadPoolExecutor(1, "responses")
         self._saving: dict[str, asyncio.Task[None]] = {}
@@ -101,7 +93,7 @@ class Library:
             message = "the response cannot be stored; the server's log says why"
             raise ApiError(503, message, code="response_store_failed") from None
 
-    def keep(self, run: Run) -> None:
+    def keep(self, run: ResponseRun) -> None:
         """Stores a response that has ended. Until that is done it is among those that run."""
         self._saving[run.record.id] = asyncio.ensure_future(self._keep(run.record))
 
@@ -202,5 +194,5 @@ class Library:
 
 def _not_found(id: str, param: str, beside: str = "") -> ApiError:
     code = f"{param.removesuffix('_id')}_not_found"
-    message = f"there is no response {id[:100]!r}{beside}"
+    message = f"there is no response {shown(id)}{beside}"
     return ApiError(404, message, param=param, code=code)

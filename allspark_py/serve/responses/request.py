@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.message import partial_object
 from allspark.serve.places import renamed, shown, to_content, wrong
 from allspark.serve.protocol.common import FORMAT_FIELDS, ChatBody, GenerationBody
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class ChatRequest:
+class ResponsesRequest:
     """A request as chat takes it.
 
     Attributes:
@@ -41,8 +41,8 @@ class ChatRequest:
     places: list[str]
 
     def cuts(self) -> list[int]:
-        """Where the conversation may begin, as numbers of messages: at a user's, with no tool's
-        output that is of a call before."""
+        """Indexes at which the conversation may be cut: a user's message, with every earlier tool
+        call answered."""
         found, waiting = [], set[str]()
         for index, message in enumerate(self.body.messages):
             assert isinstance(message, dict)
@@ -52,15 +52,15 @@ class ChatRequest:
             waiting.discard(message.get("tool_call_id", ""))
         return found
 
-    def without(self, cut: int) -> ChatRequest:
+    def without(self, cut: int) -> ResponsesRequest:
         """The same request without the messages before a cut; instructions and the like stay."""
         fixed, messages = self._num_fixed, list(self.body.messages)
         body = self.body.model_copy(update={"messages": messages[:fixed] + messages[cut:]})
-        return ChatRequest(body, self.places[:fixed] + self.places[cut:])
+        return ResponsesRequest(body, self.places[:fixed] + self.places[cut:])
 
     @property
     def _num_fixed(self) -> int:
-        """Messages of the system with which the conversation begins."""
+        """The number of leading system and developer messages."""
         count = 0
         for message in self.body.messages:
             assert isinstance(message, dict)
@@ -94,7 +94,9 @@ def check(body: ResponsesBody) -> None:
         raise wrong("text.format", f"and {other} are both given; there is one format")
 
 
-def to_chat(body: ResponsesBody, context: Sequence[Record], items: Sequence[Item]) -> ChatRequest:
+def to_chat(
+    body: ResponsesBody, context: Sequence[Record], items: Sequence[Item]
+) -> ResponsesRequest:
     """The same request, as chat takes it.
 
     Args:
@@ -134,7 +136,7 @@ def to_chat(body: ResponsesBody, context: Sequence[Record], items: Sequence[Item
     text_format = _format(body)
     if text_format is not None:
         fields["response_format"] = _response_format(text_format)
-    return ChatRequest(ChatBody.model_validate(fields), builder.places)
+    return ResponsesRequest(ChatBody.model_validate(fields), builder.places)
 
 
 def _items(record: Record) -> Iterable[Item]:
@@ -174,7 +176,7 @@ class _Messages:
         """Raises ApiError where a call has no output."""
         for call_id, place in self._open.items():
             message = f"{place} has the function_call {shown(call_id)}, whose output is missing"
-            raise ApiError(400, message, param="input", code="invalid_value")
+            raise invalid_value(message, "input")
 
     def _add_output(self, item: Item, place: str) -> None:
         call_id, output = item["call_id"], item["output"]

@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from allspark.serve.chat import Conversation
+from allspark.serve.chat import StartedConversation
 from allspark.serve.errors import ApiError
 from allspark.serve.logprobs import chat_rows
 from allspark.serve.responses.builder import OutputBuilder
 from allspark.serve.responses.record import Record, Status
-from allspark.serve.responses.request import ChatRequest
+from allspark.serve.responses.request import ResponsesRequest
 from allspark.serve.responses.token_texts import TokenTexts
 from allspark.serve.state import ServerState
+from allspark.serve.usage import count_reasoning
 
 logger = logging.getLogger("allspark.serve")
 
@@ -33,21 +34,18 @@ class ResponseRun:
 
     Args:
         is_kept: it is stored once it has ended; until then it is among the library's running ones.
-        ignored: names of the request's unknown fields.
     """
 
     def __init__(
         self,
         state: ServerState,
         record: Record,
-        request: ChatRequest,
-        conversation: Conversation,
+        request: ResponsesRequest,
+        conversation: StartedConversation,
         is_kept: bool,
-        ignored: str,
     ):
         self.record = record
         self.is_kept = is_kept
-        self.ignored = ignored
         self._state = state
         self._request = request
         self._conversation = conversation
@@ -156,12 +154,11 @@ class ResponseRun:
             self._finish(status, failure, 0)
 
     async def _end_with_reasoning(self, status: Status, failure: ApiError | None) -> None:
-        """Counts the tokens of reasoning, on a thread: it may be long."""
-        encode = self._conversation.entry.model.tokenizer.encode
-        text = self._builder.reasoning
+        """Counts the tokens of reasoning before the end."""
+        tokenizer = self._conversation.entry.model.tokenizer
         count = 0
         try:
-            count = len(await asyncio.to_thread(encode, text, add_special_tokens=False))
+            count = await count_reasoning(tokenizer, self._builder.reasoning)
         finally:  # also where the loop ends meanwhile
             self._finish(status, failure, count)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allspark.serve.chat import Conversation, count_prompt_tokens, start_conversation
+from allspark.serve.chat import StartedConversation, count_prompt_tokens, start_conversation
 from allspark.serve.errors import ApiError
 from allspark.serve.field_names import check_fields
 from allspark.serve.ids import make_id
@@ -15,7 +15,7 @@ from allspark.serve.places import shown, wrong
 from allspark.serve.protocol.responses import ResponsesBody
 from allspark.serve.responses.items import Item, read_items, references
 from allspark.serve.responses.record import Record, response_of
-from allspark.serve.responses.request import NOT_SERVED, ChatRequest, check, to_chat
+from allspark.serve.responses.request import NOT_SERVED, ResponsesRequest, check, to_chat
 from allspark.serve.responses.run import ResponseRun
 from allspark.serve.sse import Receive, until_gone
 from allspark.serve.state import ServerState
@@ -34,7 +34,7 @@ async def start_response(state: ServerState, body: ResponsesBody, receive: Recei
     Raises:
         ApiError: the request is refused.
     """
-    ignored = check_fields(body, state.settings, NOT_SERVED)
+    check_fields(body, state.settings, NOT_SERVED)
     id = make_id("resp", "_")
     is_kept = body.store is not False and state.responses.is_storing
     if body.background and not is_kept and body.store is not False:
@@ -48,7 +48,7 @@ async def start_response(state: ServerState, body: ResponsesBody, receive: Recei
         record = Record(head, items, status=status, has_begun=not is_background)
         if is_background:
             await state.responses.reserve(record)
-        run = ResponseRun(state, record, request, conversation, is_kept, ignored)
+        run = ResponseRun(state, record, request, conversation, is_kept)
         run.start()
     except BaseException:
         conversation.choices[0].release()
@@ -68,7 +68,7 @@ async def count_input(state: ServerState, body: ResponsesBody, receive: Receive)
 
 async def _read(
     state: ServerState, body: ResponsesBody, id: str
-) -> tuple[ChatRequest, list[Item]]:
+) -> tuple[ResponsesRequest, list[Item]]:
     """The request for chat, and the input's items."""
     check(body)
     assert body.input is not None
@@ -76,7 +76,7 @@ async def _read(
     others = await _referred(state, references(body.input))
     bound = state.settings.max_body_bytes
 
-    def translate() -> tuple[ChatRequest, list[Item]]:
+    def translate() -> tuple[ResponsesRequest, list[Item]]:
         assert body.input is not None
         if size_of(list(others.values()), bound) > bound:
             problem = f"refers to items that have more than {bound} characters together, the bound"
@@ -127,7 +127,9 @@ async def _items_of(state: ServerState, response_id: str) -> dict[str, Item]:
     return {**{item["id"]: item for item in record.input}, **outputs}
 
 
-async def _start(state: ServerState, body: ResponsesBody, request: ChatRequest) -> Conversation:
+async def _start(
+    state: ServerState, body: ResponsesBody, request: ResponsesRequest
+) -> StartedConversation:
     try:
         return await start_conversation(state, request.body)
     except ApiError as error:
@@ -143,8 +145,8 @@ async def _start(state: ServerState, body: ResponsesBody, request: ChatRequest) 
 
 
 async def _truncated(
-    state: ServerState, body: ResponsesBody, request: ChatRequest, cuts: Sequence[int]
-) -> ChatRequest:
+    state: ServerState, body: ResponsesBody, request: ResponsesRequest, cuts: Sequence[int]
+) -> ResponsesRequest:
     """The request without as few of its oldest messages as leave room for an output: for
     max_output_tokens, or a quarter of the model's length; at most half of it."""
     length = state.catalog.get(body.model).model.session_len
@@ -158,7 +160,7 @@ async def _truncated(
 
 
 def _head(
-    id: str, body: ResponsesBody, conversation: Conversation, is_kept: bool
+    id: str, body: ResponsesBody, conversation: StartedConversation, is_kept: bool
 ) -> dict[str, Any]:
     """The fields of a response that stay the same."""
     text, reasoning = body.text, body.reasoning

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from allspark.serve.responses.events import Events
 from allspark.serve.responses.record import Record
 from allspark.serve.responses.run import ResponseRun
-from allspark.serve.sse import Writer, frame
+from allspark.serve.sse import Writer, typed_frame
 
 
 class ResponseStream:
@@ -24,7 +21,6 @@ class ResponseStream:
         self._run = run
         self._ends_run = is_owner and run is not None and not run.is_background
         self._writer: Writer | None = None
-        self._is_planned = False  # `_write` is to be called again
 
     def start(self, writer: Writer) -> None:
         """Writes what there is, then what comes as it comes."""
@@ -46,20 +42,11 @@ class ResponseStream:
         writer = self._writer
         if writer is None or not writer.is_free or self._events.is_ended:
             return
-        data = b"".join(map(_frame, self._events.take()))
+        data = b"".join(map(typed_frame, self._events.take()))
         is_end = self._events.is_ended
         if data or is_end:
             writer.write(data, more=not is_end)
         if is_end and self._run is not None:
             self._run.forget(self._write)
-        if self._events.has_more and not self._is_planned:  # others get their turn before
-            self._is_planned = True
-            asyncio.get_running_loop().call_soon(self._write_more)
-
-    def _write_more(self) -> None:
-        self._is_planned = False
-        self._write()
-
-
-def _frame(event: dict[str, Any]) -> bytes:
-    return frame(event, event["type"])
+        if self._events.has_more:
+            writer.call_again()

@@ -34,7 +34,7 @@ def make_router(state: ServerState) -> APIRouter:
         """Answers a conversation."""
         body = validate(MessagesBody, await read_json(request, settings.max_body_bytes))
         call = await start_messages(state, body)
-        headers = ignored_header(call.ignored)
+        headers = ignored_header(body)
         if body.stream:
             return EventStream(MessageStream(call), settings.keep_alive_interval, headers, PING)
         return Json(await until_gone(request.receive, whole_message(call)), headers=headers)
@@ -43,7 +43,7 @@ def make_router(state: ServerState) -> APIRouter:
     async def count(request: Request) -> Any:
         """The length of a conversation's prompt; nothing is generated."""
         body = validate(CountTokensBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings, NOT_SERVED))
-        return Json(await count_tokens(state, body), headers=headers)
+        check_fields(body, settings, NOT_SERVED)
+        return Json(await count_tokens(state, body), headers=ignored_header(body))
 
     return router

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from allspark.serve.batches.service import Batches
 from allspark.serve.batches.upload import receive_form
-from allspark.serve.errors import ApiError
+from allspark.serve.errors import ApiError, invalid_value
 from allspark.serve.field_names import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol import answers
 from allspark.serve.protocol.answers import Batch, DeletedFile, File, Files
 from allspark.serve.protocol.batches import BatchBody
-from allspark.serve.routes.common import Json, described, ignored_header
+from allspark.serve.routes.common import Json, described, ignored_header, in_order, page_of
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse
@@ -52,9 +52,6 @@ class _Listed(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-Item = TypeVar("Item", bound=_Listed)
-
-
 def make_router(state: ServerState, batches: Batches) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["batches"])
@@ -70,7 +67,7 @@ def make_router(state: ServerState, batches: Batches) -> APIRouter:
             if purpose != "batch":
                 message = "purpose is missing" if purpose is None else f"purpose is {purpose!r}"
                 message += "; it must be 'batch'"
-                raise ApiError(400, message, param="purpose", code="invalid_value")
+                raise invalid_value(message, "purpose")
             for name in form.fields:
                 if name.startswith("expires_after"):
                     message = "expires_after is not served: files stay until they are deleted"
@@ -83,14 +80,9 @@ def make_router(state: ServerState, batches: Batches) -> APIRouter:
     @router.get("/v1/files", openapi_extra=described(None, Files, query=_FILES))
     async def list_files(request: Request) -> Any:
         """The files, the newest first."""
-        query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            message = f"order is {order[:100]!r}; it must be 'asc' or 'desc'"
-            raise ApiError(400, message, param="order", code="invalid_value")
-        purpose = query.get("purpose")
+        purpose = request.query_params.get("purpose")
         found = [each for each in files.files if purpose in (None, each.purpose)]
-        return _page(request, found if order == "asc" else found[::-1], 10_000, 10_000)
+        return _page(request, in_order(request, found), 10_000, 10_000)
 
     @router.get("/v1/files/{file_id}", openapi_extra=described(None, File))
     async def file(file_id: str) -> Any:
@@ -116,8 +108,8 @@ def make_router(state: ServerState, batches: Batches) -> APIRouter:
     async def create(request: Request) -> Any:
         """Begins to answer the requests of a file."""
         body = validate(BatchBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings, ("output_expires_after",)))
-        return Json(batches.create(body).to_json(), headers=headers)
+        check_fields(body, settings, ("output_expires_after",))
+        return Json(batches.create(body).to_json(), headers=ignored_header(body))
 
     @router.get("/v1/batches", openapi_extra=described(None, answers.Batches, query=_PAGE))
     async def list_batches(request: Request) -> Any:
@@ -137,27 +129,15 @@ def make_router(state: ServerState, batches: Batches) -> APIRouter:
     return router
 
 
-def _page(request: Request, items: Sequence[Item], default: int, most: int) -> Json:
+def _page(request: Request, items: Sequence[_Listed], default: int, most: int) -> Json:
     """The part of a list that a request's `after` and `limit` name."""
-    query = request.query_params
-    given = query.get("limit", str(default))
-    if not (given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= most):
-        message = f"limit is {given[:100]!r}; it must be an integer in [1, {most}]"
-        raise ApiError(400, message, param="limit", code="invalid_value")
-    begin = 0
-    if (after := query.get("after")) is not None:
-        places = [index for index, item in enumerate(items) if item.id == after]
-        if not places:
-            message = f"after is {after[:100]!r}; there is no such entry"
-            raise ApiError(400, message, param="after", code="invalid_value")
-        begin = places[0] + 1
-    page = items[begin : begin + int(given)]
+    page, has_more = page_of(request, items, lambda item: item.id, default, most)
     return Json(
         {
             "object": "list",
             "data": [item.to_json() for item in page],
             "first_id": page[0].id if page else None,
             "last_id": page[-1].id if page else None,
-            "has_more": begin + len(page) < len(items),
+            "has_more": has_more,
         }
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
+from allspark.serve.field_names import unknown_names
+from allspark.serve.places import shown, wrong
 from allspark.serve.protocol.common import RequestBody
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import BaseModel
 
 EVENTS = "text/event-stream"
+Item = TypeVar("Item")
 
 
 class Json(Response):
@@ -22,9 +25,48 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def ignored_header(names: str) -> dict[str, str]:
+def ignored_header(body: RequestBody) -> dict[str, str]:
     """The header that names fields of a request that this server does not know."""
+    names = unknown_names(body)
     return {"x-allspark-ignored": names} if names else {}
+
+
+def number(request: Request, name: str, default: int, least: int, most: int | None) -> int:
+    """A parameter of the query. Raises ApiError where it is no whole number, or beyond a bound."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    is_number = text.isascii() and text.isdigit() and len(text) < 19
+    if not is_number or int(text) < least or (most is not None and int(text) > most):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise wrong(name, f"is {shown(text)}; it must be a whole number, {bounds}")
+    return int(text)
+
+
+def in_order(request: Request, items: Sequence[Item]) -> Sequence[Item]:
+    """A list as the query's `order` says: the last item first, unless it is asc."""
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise wrong("order", f"is {shown(order)}; it must be 'asc' or 'desc'")
+    return items if order == "asc" else items[::-1]
+
+
+def page_of(
+    request: Request, items: Sequence[Item], id_of: Callable[[Item], str], default: int, most: int
+) -> tuple[Sequence[Item], bool]:
+    """The part of a list that the query's `after` and `limit` name, and whether there is more.
+
+    Args:
+        default, most: of `limit`.
+    """
+    limit = number(request, "limit", default, 1, most)
+    after = request.query_params.get("after")
+    if after is not None:
+        ids = [id_of(item) for item in items]
+        if after not in ids:
+            raise wrong("after", f"is {shown(after)}; no item of the list has it")
+        items = items[ids.index(after) + 1 :]
+    return items[:limit], len(items) > limit
 
 
 def body_of(model: type[RequestBody]) -> dict[str, Any]:

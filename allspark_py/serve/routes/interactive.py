@@ -39,7 +39,8 @@ def make_router(state: ServerState) -> APIRouter:
     async def chat_interactive(request: Request) -> Any:
         """Answers a turn of a conversation that the server keeps."""
         body = validate(InteractiveBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings, NOT_SERVED))
+        check_fields(body, settings, NOT_SERVED)
+        headers = ignored_header(body)
         turn = await start_turn(state, body, request.state.api_key)
         if not isinstance(turn, Turn):
             return Json(turn, headers=headers)

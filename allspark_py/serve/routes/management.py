@@ -10,11 +10,11 @@ from allspark._allspark import AsStatus
 from allspark.pipeline.served_model import ServedModel
 from allspark.serve.catalog import Catalog
 from allspark.serve.choice import stop_choices
-from allspark.serve.errors import ApiError, refused
+from allspark.serve.errors import ApiError, invalid_value, refused
 from allspark.serve.field_names import check_fields
 from allspark.serve.json_body import read_json, validate
 from allspark.serve.protocol.answers import Aborted, Sleeping, Status
-from allspark.serve.protocol.texts import AbortBody, LoadAdapterBody, UnloadAdapterBody
+from allspark.serve.protocol.management import AbortBody, LoadAdapterBody, UnloadAdapterBody
 from allspark.serve.routes.common import Json, described, ignored_header
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
@@ -74,12 +74,12 @@ def make_router(state: ServerState) -> APIRouter:
     async def abort_request(request: Request) -> Any:
         """Ends a request by its X-Request-Id, or all; what they have so far is their answer."""
         body = validate(AbortBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings))
+        check_fields(body, settings)
         if not body.abort_all and body.request_id is None:
             message = "request_id is missing; or abort_all must be true"
-            raise ApiError(400, message, param="request_id", code="invalid_value")
+            raise invalid_value(message, "request_id")
         count = stop_choices(None if body.abort_all else body.request_id)
-        return Json({"aborted": count}, headers=headers)
+        return Json({"aborted": count}, headers=ignored_header(body))
 
     def check_allowed() -> None:
         if not settings.allow_adapter_loading:
@@ -92,11 +92,11 @@ def make_router(state: ServerState) -> APIRouter:
     async def load_adapter(request: Request) -> Any:
         """Loads an adapter from a path on the server; it is a model of its own from then on."""
         body = validate(LoadAdapterBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings))
+        check_fields(body, settings)
         check_allowed()
         async with loading:
             await _load(catalog, body)
-        return Json({"status": "loaded", "model": body.lora_name}, headers=headers)
+        return Json({"status": "loaded", "model": body.lora_name}, headers=ignored_header(body))
 
     shown = described(UnloadAdapterBody, Status, errors=IN_USE)
 
@@ -104,11 +104,11 @@ def make_router(state: ServerState) -> APIRouter:
     async def unload_adapter(request: Request) -> Any:
         """Frees an adapter that no request uses."""
         body = validate(UnloadAdapterBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings))
+        check_fields(body, settings)
         check_allowed()
         async with loading:
             await _unload(catalog, body.lora_name)
-        return Json({"status": "unloaded", "model": body.lora_name}, headers=headers)
+        return Json({"status": "unloaded", "model": body.lora_name}, headers=ignored_header(body))
 
     return router
 
@@ -117,7 +117,7 @@ async def _load(catalog: Catalog, body: LoadAdapterBody) -> None:
     model, name = catalog.get(body.model).model, body.lora_name
     if any(entry.name == name for entry in catalog.entries):
         message = f"there is a model {name!r} already"
-        raise ApiError(400, message, param="lora_name", code="invalid_value")
+        raise invalid_value(message, "lora_name")
 
     def load() -> tuple[AsStatus, str]:
         return model.load_adapter(name, body.lora_path), model.engine.last_error()
@@ -127,14 +127,14 @@ async def _load(catalog: Catalog, body: LoadAdapterBody) -> None:
         error = refused(status, message)
         if error.status == 503:  # there is no memory for it
             raise error
-        raise ApiError(400, message, param="lora_path", code="invalid_value")
+        raise invalid_value(message, "lora_path")
     catalog.add_adapter(model, name)
 
 
 async def _unload(catalog: Catalog, name: str) -> None:
     entry = catalog.get(name)
     if entry.adapter is None:
-        raise ApiError(400, f"{name!r} is no adapter", param="lora_name", code="invalid_value")
+        raise invalid_value(f"{name!r} is no adapter", "lora_name")
     model, adapter = entry.model, entry.adapter
 
     def unload() -> tuple[AsStatus, str]:  # which waits for the running step

@@ -27,7 +27,7 @@ def make_router(state: ServerState) -> APIRouter:
         """Answers a conversation."""
         body = validate(ChatBody, await read_json(request, settings.max_body_bytes))
         call = await start_chat(state, body)
-        headers = ignored_header(call.ignored)
+        headers = ignored_header(body)
         if body.stream:
             return EventStream(ChatStream(call), settings.keep_alive_interval, headers)
         return Json(await until_gone(request.receive, whole_chat(call)), headers=headers)
@@ -39,7 +39,7 @@ def make_router(state: ServerState) -> APIRouter:
         """Continues texts."""
         body = validate(CompletionBody, await read_json(request, settings.max_body_bytes))
         call = await start_completion(state, body)
-        headers = ignored_header(call.ignored)
+        headers = ignored_header(body)
         if body.stream:
             return EventStream(CompletionStream(call), settings.keep_alive_interval, headers)
         return Json(await until_gone(request.receive, whole_completion(call)), headers=headers)

@@ -36,7 +36,7 @@ def make_router() -> APIRouter:
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in _TYPES:
             route = PAGE if path.name == "index.html" else f"{PAGE}/{path.name}"
-            router.add_api_route(route, _sender(path), methods=["GET", "HEAD"])
+            router.add_api_route(route, _sender(path))
     return router
 
 
@@ -44,7 +44,7 @@ def make_home_router() -> APIRouter:
     """`/` leads to the page."""
     router = APIRouter(include_in_schema=False)
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @router.get("/")
     async def home() -> Any:
         # Relative, for a server that stands below a path of another one.
         return RedirectResponse(PAGE.lstrip("/"), 307)

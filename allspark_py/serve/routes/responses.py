@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from allspark.serve.field_names import check_fields
@@ -14,12 +15,19 @@ from allspark.serve.protocol.answers import (
     ResponseAnswer,
 )
 from allspark.serve.protocol.responses import ResponsesBody
-from allspark.serve.responses.record import Record
 from allspark.serve.responses.request import NOT_SERVED
-from allspark.serve.responses.run import ResponseRun, whole_response
+from allspark.serve.responses.run import whole_response
 from allspark.serve.responses.start import count_input, start_response
 from allspark.serve.responses.stream import ResponseStream
-from allspark.serve.routes.common import EVENTS, Json, described, ignored_header
+from allspark.serve.routes.common import (
+    EVENTS,
+    Json,
+    described,
+    ignored_header,
+    in_order,
+    number,
+    page_of,
+)
 from allspark.serve.sse import EventStream, until_gone
 from allspark.serve.state import ServerState
 from fastapi import APIRouter, Request
@@ -42,16 +50,6 @@ def make_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
     settings, library = state.settings, state.responses
 
-    def stream_of(
-        record: Record, run: ResponseRun | None, after: int, is_owner: bool, ignored: str = ""
-    ) -> EventStream:
-        source = ResponseStream(record, run, after, is_owner)
-        return EventStream(source, settings.keep_alive_interval, ignored_header(ignored))
-
-    def run_of(id: str) -> ResponseRun | None:
-        run = library.running.get(id)
-        return run if isinstance(run, ResponseRun) else None
-
     @router.post(
         "/v1/responses", openapi_extra=described(ResponsesBody, ResponseAnswer, stream=EVENTS)
     )
@@ -59,9 +57,10 @@ def make_router(state: ServerState) -> APIRouter:
         """Answers an input, and keeps the answer for requests that go on from it."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
         run = await start_response(state, body, request.receive)
+        headers = ignored_header(body)
         if body.stream:
-            return stream_of(run.record, run, -1, True, run.ignored)
-        headers = ignored_header(run.ignored)
+            source = ResponseStream(run.record, run, -1, is_owner=True)
+            return EventStream(source, settings.keep_alive_interval, headers)
         if body.background:
             return Json(run.record.response(), headers=headers)
         return Json(await until_gone(request.receive, whole_response(run)), headers=headers)
@@ -72,8 +71,9 @@ def make_router(state: ServerState) -> APIRouter:
     async def input_tokens(request: Request) -> Any:
         """The length of an input's prompt; nothing is generated."""
         body = validate(ResponsesBody, await read_json(request, settings.max_body_bytes))
-        headers = ignored_header(check_fields(body, settings, NOT_SERVED))
-        return Json(await count_input(state, body, request.receive), headers=headers)
+        check_fields(body, settings, NOT_SERVED)
+        answer = await count_input(state, body, request.receive)
+        return Json(answer, headers=ignored_header(body))
 
     @router.get(
         "/v1/responses/{response_id}",
@@ -83,12 +83,14 @@ def make_router(state: ServerState) -> APIRouter:
         """A response as it is now; with `stream` its events, from the one after
         `starting_after`."""
         is_stream = _flag(request, "stream")
-        after = _number(request, "starting_after", -1, 0, None)
+        after = number(request, "starting_after", -1, 0, None)
         if after >= 0 and not is_stream:
             raise wrong("starting_after", f"is {after}; it needs stream to be true")
         record = await library.find(response_id)
         if is_stream:
-            return stream_of(record, run_of(response_id), after, False)
+            run = library.running.get(response_id)
+            source = ResponseStream(record, run, after, is_owner=False)
+            return EventStream(source, settings.keep_alive_interval)
         return Json(record.response())
 
     @router.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
@@ -106,7 +108,7 @@ def make_router(state: ServerState) -> APIRouter:
         if not record.head["background"]:
             problem = f"is {shown(response_id)}, which does not run in the background"
             raise wrong("response_id", problem)
-        run = run_of(response_id)
+        run = library.running.get(response_id)
         if run is not None:
             run.cancel()
             await run.ended()
@@ -118,25 +120,13 @@ def make_router(state: ServerState) -> APIRouter:
     )
     async def input_items(response_id: str, request: Request) -> Any:
         """The items of a response's own input, without those of responses before it."""
-        limit = _number(request, "limit", 20, 1, _MAX_LISTED)
-        order = request.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise wrong("order", f"is {shown(order)}; it must be 'asc' or 'desc'")
-        items = (await library.find(response_id)).input
-        if order == "desc":
-            items = items[::-1]
-        after = request.query_params.get("after")
-        if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise wrong("after", f"is {shown(after)}; no item of the input has it")
-            items = items[ids.index(after) + 1 :]
-        listed = items[:limit]
+        items = in_order(request, (await library.find(response_id)).input)
+        page, has_more = page_of(request, items, itemgetter("id"), 20, _MAX_LISTED)
         ends = {
-            "first_id": listed[0]["id"] if listed else "",
-            "last_id": listed[-1]["id"] if listed else "",
+            "first_id": page[0]["id"] if page else "",
+            "last_id": page[-1]["id"] if page else "",
         }
-        return Json({"object": "list", "data": listed, "has_more": len(items) > limit, **ends})
+        return Json({"object": "list", "data": page, "has_more": has_more, **ends})
 
     return router
 
@@ -146,14 +136,3 @@ def _flag(request: Request, name: str) -> bool:
     if text.lower() not in _BOOLS:
         raise wrong(name, f"is {shown(text)}; it must be true or false")
     return _BOOLS[text.lower()]
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int | None) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    is_number = text.isascii() and text.isdigit() and len(text) < 19
-    if not is_number or int(text) < least or (most is not None and int(text) > most):
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise wrong(name, f"is {shown(text)}; it must be a whole number, {bounds}")
-    return int(text)

@@ -2,9 +2,9 @@
 
 import { chat, models } from "./api.js";
 import { AnswerView, QuestionView, copy, isSend } from "./message.js";
+import { byId, store } from "./page.js";
 import { Settings } from "./settings.js";
 
-const byId = (id) => document.getElementById(id);
 const prompt = byId("prompt");
 const scroll = byId("scroll");
 const settings = new Settings();
@@ -14,18 +14,6 @@ const settings = new Settings();
 const turns = [];
 let running = null; // {controller, done} of the request that runs
 let lengths = {}; // the model's length by its name
-
-// What is kept until the tab is closed.
-const store = {
-  get: (name) => JSON.parse(sessionStorage.getItem(`allspark.${name}`) ?? "null"),
-  set(name, value) {
-    try {
-      sessionStorage.setItem(`allspark.${name}`, JSON.stringify(value));
-    } catch {
-      // The conversation is longer than what the browser keeps. It is still on the page.
-    }
-  },
-};
 
 // --- the conversation ---
 

@@ -157,11 +157,10 @@ const SPANS = [
 ];
 
 // The nodes of a line's text, with emphasis, code and links.
-export function inline(text) {
+function inline(text) {
   if (text.length > LONGEST_LINE) return [new Text(text)];
   const nodes = [];
   let start = 0;
-  MARK.lastIndex = 0;
   for (let at = next(text, 0); at >= 0; ) {
     const [found, node] = span(text, at);
     if (found) {

@@ -1,8 +1,7 @@
 // What is seen of one message. The conversation itself is app.js's.
 
 import { Markdown } from "./markdown.js";
-
-const clone = (id) => document.getElementById(id).content.cloneNode(true).firstElementChild;
+import { clone } from "./page.js";
 
 class View {
   // actions: what the buttons do, by their class; buttons without an action are left out.

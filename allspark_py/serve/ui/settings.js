@@ -1,7 +1,9 @@
 // The settings beside the conversation: what a request says beside its messages.
 
+import { byId, clone, store } from "./page.js";
+
 // min and max are those of the slider; a number that is typed may be any, and the server says what
-// it takes. `initial` null: the field is left to the model.
+// it takes. Without `initial` the field is left to the model.
 const SLIDERS = [
   { name: "max_tokens", label: "Maximum new tokens", min: 1, max: 2048, step: 1, initial: 512 },
   { name: "temperature", label: "Temperature", min: 0, max: 1.5, step: 0.01, middle: 0.7 },
@@ -10,8 +12,6 @@ const SLIDERS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 1, max: 2, step: 0.01, middle: 1 },
   { name: "seed", label: "Seed", min: 0, step: 1 },
 ];
-const STORE = "allspark.settings";
-const byId = (id) => document.getElementById(id);
 
 export class Settings {
   constructor() {
@@ -71,11 +71,11 @@ export class Settings {
   save() {
     const numbers = Object.fromEntries(this.sliders.map((each) => [each.name, each.text]));
     const texts = { system: this.system.value, more: this.more.value };
-    sessionStorage.setItem(STORE, JSON.stringify({ numbers, ...texts }));
+    store.set("settings", { numbers, ...texts });
   }
 
   load() {
-    const saved = JSON.parse(sessionStorage.getItem(STORE) ?? "null");
+    const saved = store.get("settings");
     if (!saved) return;
     this.system.value = saved.system;
     this.more.value = saved.more;
@@ -87,7 +87,7 @@ export class Settings {
 class Slider {
   constructor(rule, parent) {
     this.rule = rule;
-    const row = byId("slider-template").content.cloneNode(true).firstElementChild;
+    const row = clone("slider-template");
     const [label, number, range] = row.children;
     this.number = number;
     this.range = range;

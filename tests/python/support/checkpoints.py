@@ -41,12 +41,17 @@ class Octets(np.ndarray):
     """uint8 that is stored as such; other arrays of uint8 are codes of float8."""
 
 
+def shared_data_path() -> Path:
+    """Where real checkpoints, tokenizers and texts are, if they are here."""
+    default = Path(__file__).resolve().parents[4] / "shared" / "data"
+    return Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+
+
 def shared_data() -> Path:
-    """The folder of shared test data; without it the test is skipped, with a message."""
-    default = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-    folder = Path(os.environ.get("ALLSPARK_SHARED_DATA", default))
+    """That folder; without it the test is skipped, with a message."""
+    folder = shared_data_path()
     if not folder.is_dir():
-        pytest.skip(f"shared test data is absent: {folder} (set ALLSPARK_SHARED_DATA)")
+        pytest.skip(f"no shared data at {folder} (set ALLSPARK_SHARED_DATA)")
     return folder
 
 

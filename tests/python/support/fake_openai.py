@@ -50,6 +50,21 @@ def usage(prompt, output):
     return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
 
 
+# Answers that fail.
+
+
+def cut(request, connection):
+    connection.send(STREAM)
+    connection.event(delta("half an"))
+    connection.close()
+
+
+def ended_early(request, connection):
+    connection.send(STREAM)
+    connection.event(delta("half an"))
+    connection.send(b"0\r\n\r\n")
+
+
 class FakeServer:
     """Calls `answer(request, connection)` for each request, in a thread for each connection; the
     request is its path, headers and body."""

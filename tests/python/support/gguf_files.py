@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 from support.checkpoints import llama_tensors
-from support.quantized import CONFIG
+from support.quantized import GROUPED
 
 NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3")
 BY_GROUPS = ("gptneox", "bloom", "falcon")
@@ -210,7 +210,7 @@ def random_blocks(values, type_id):
     return scaled(SPREAD / gguf.quants.dequantize(scaled(1.0), type_id).std())
 
 
-def llama_file(path, kinds, config=CONFIG, **options):
+def llama_file(path, kinds, config=GROUPED, **options):
     """A Llama whose matrices have the type that ``kinds`` gives for the first matching pattern ("":
     all others); and the tensors with its values, under transformers' names.
     """

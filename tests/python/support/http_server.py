@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
-import time
 
 import httpx
 from allspark import AsStatus
 from allspark.serve.app import make_app
 from allspark.serve.catalog import Catalog
-from allspark.serve.server import Server
+from allspark.serve.server import Server, bind
 from allspark.serve.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
@@ -19,9 +19,13 @@ COMPLETIONS = "/v1/completions"
 
 
 class RunningServer:
-    """A server in a thread."""
+    """A server in a thread.
 
-    def __init__(self, models, make_app=make_app, **settings):
+    Args:
+        send_buffer: bytes of a connection that the system keeps for a slow client.
+    """
+
+    def __init__(self, models, make_app=make_app, send_buffer=None, **settings):
         port = threading.Event()
         self.port = 0
 
@@ -30,8 +34,14 @@ class RunningServer:
             port.set()
 
         settings = {"server_name": "127.0.0.1", "server_port": 0, **settings}
-        self.server = Server(Catalog(models), ServerSettings(**settings), started, make_app)
-        self._thread = threading.Thread(target=self.server.run)
+        settings = ServerSettings(**settings)
+        sockets = None
+        if send_buffer is not None:
+            sockets = bind(settings)
+            for each in sockets:  # connections inherit it
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        self.server = Server(Catalog(models), settings, started, make_app)
+        self._thread = threading.Thread(target=self.server.run, args=(sockets,))
         self._thread.start()
         assert port.wait(30)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
@@ -56,18 +66,6 @@ class RunningServer:
         parts = response.text.split("\n\n")
         assert parts[-1] == "" and parts[-2] == "data: [DONE]"
         return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
-
-
-def num_requests(model):
-    stat = model.engine.get_as_engine_stat(model.name)
-    return stat.running_request + stat.pending_request
-
-
-def wait_for_requests(model, count):
-    end = time.monotonic() + 20
-    while num_requests(model) != count:
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def unpack(record, raw):
 
 
 def read_tensors(graph):
-    from allspark.model_loader.export import read_graph
+    from allspark.model_loader.serialised import read_graph
 
     file = read_graph(graph)
     param = np.fromfile(graph.with_suffix(".asparam"), np.uint8)

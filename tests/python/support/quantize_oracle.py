@@ -10,9 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-from support.checkpoints import llama_tensors, write_checkpoint
-
-BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
+from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
 
 def bfloat16(values):
@@ -163,17 +161,11 @@ def words(rng, count, vocab_size):
 
 
 SMALL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
+    **CONFIG,
     "hidden_size": 64,
     "intermediate_size": 128,
     "max_position_embeddings": 128,
-    "num_attention_heads": 4,
     "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
     "vocab_size": 101,
 }
 

@@ -6,22 +6,10 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from support.checkpoints import llama_tensors
+from support.checkpoints import CONFIG, llama_tensors
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 101,
-}
+# Groups of 32 divide the rows of its weights.
+GROUPED = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 101}
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -120,9 +108,7 @@ def act_order(name, cols, group_size):
     return rng.permutation(np.arange(cols) // group_size)
 
 
-def quantized_llama(
-    make, bits, group_size, symmetric=False, config=CONFIG, in_act_order=False
-):
+def quantized_llama(make, bits, group_size, symmetric=False, config=GROUPED, in_act_order=False):
     """(tensors of the quantised checkpoint, {weight: Quantized}, tensors that are not
     quantised)."""
     rng = np.random.default_rng(7)

@@ -22,10 +22,11 @@ def weights_of(source):
     return weights
 
 
-def serialized(source, directory, **options):
+def serialized(source, directory, data_type="float32", **options):
+    """The file that a checkpoint makes in a directory."""
     from allspark.model_loader import HuggingFaceModel
 
-    loader = HuggingFaceModel(str(source), "m", user_set_data_type="float32").load_model()
+    loader = HuggingFaceModel(str(source), "m", user_set_data_type=data_type).load_model()
     loader.serialize_to_path(None, str(directory), **options)
     return directory / "m.asgraph"
 

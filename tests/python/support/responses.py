@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 
 import httpx
+from support.chats import SUM_TEXT, strict_schema
+from support.waiting import wait_until
 
 RESPONSES = "/v1/responses"
 COUNT = "/v1/responses/input_tokens"
-SUM = "What is 12+35?"
-QUEUE = "What is a ResultQueue?"
-ASK = "What is the weather in Paris?"
 LOGPROBS = "message.output_text.logprobs"
-
-
-
-def schema(**properties):
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
 
 
 def tool(name, **properties):
     text = f"The {name}."
-    parameters = schema(**properties)
+    parameters = strict_schema(**properties)
     return {"type": "function", "name": name, "description": text, "parameters": parameters}
 
 
@@ -37,10 +24,6 @@ CLOCK = tool("clock", zone={"enum": ["CET", "UTC"]})
 ARGUMENTS = '{"zone": "CET"}'
 CALL = {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": ARGUMENTS}
 DONE = {"type": "function_call_output", "call_id": "call_1", "output": "12:30"}
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def ask(server, **fields):
@@ -168,13 +151,13 @@ def text_of(response):
 
 
 def when_ended(server, id):
-    end = time.monotonic() + 60
-    while True:
+    """The response, once it has."""
+
+    def ended():
         answer = get(server, id).json()
-        if answer["status"] not in ("queued", "in_progress"):
-            return answer
-        assert time.monotonic() < end
-        time.sleep(0.005)
+        return answer if answer["status"] not in ("queued", "in_progress") else None
+
+    return wait_until(ended)
 
 
 def first_events(server, count, method="POST", path=RESPONSES, **fields):
@@ -204,5 +187,5 @@ class RunningClient:
 
 
 def body(**fields):
-    fields = {"model": "demo", "input": SUM, "temperature": 0, "stream": True, **fields}
+    fields = {"model": "demo", "input": SUM_TEXT, "temperature": 0, "stream": True, **fields}
     return {"json": fields}

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
+from support.chats import SUM
 from support.raw_http import Raw, post, request
 from support.server_process import ServerProcess
+from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
-SUM = [{"role": "user", "content": "What is 12+35?"}]
 
 
 def link(state: str) -> None:
@@ -27,13 +27,6 @@ def num_sockets(server: ServerProcess) -> int:
     """Those that the server holds."""
     links = [each.readlink() for each in Path(f"/proc/{server.process.pid}/fd").iterdir()]
     return sum(str(each).startswith("socket:") for each in links)
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 link("up")
@@ -47,7 +40,7 @@ with ServerProcess(sys.argv[1], "--client-timeout", "10") as server:
     assert idle.answer().status == 200
     wait_until(lambda: num_sockets(server) == before + 3)
     link("down")
-    wait_until(lambda: num_sockets(server) == before)
+    wait_until(lambda: num_sockets(server) == before, 120)
     link("up")
     server.client = httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
     wait_until(lambda: server.num_requests() == 0)

@@ -18,3 +18,13 @@ def tokenizer_directory(name: str) -> Path:
         return DATA / "tokenizers" / name
     folder = "checkpoints" if name == "stories260K" else "tokenizers"
     return shared_data() / folder / name
+
+
+def qwen_tokenizer():
+    """Qwen2.5's tokens, with a BOS that its model has not."""
+    import transformers
+
+    path = tokenizer_directory("qwen2.5") / "tokenizer.json"
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(path), bos_token="<|endoftext|>", eos_token="<|im_end|>"
+    )

@@ -1,17 +1,16 @@
-"""A serialised model's directory: the files beside the model's two, and whether all are current."""
+"""A serialised model's directory: reads its graph, and keeps the files beside the model's two."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from allspark.whole_file import temporary_file
 
 from .companion_files import companion_names
 from .config import ModelConfig
@@ -166,42 +165,3 @@ class Companions:
                     "serialise each model to a directory of its own"
                 )
             yield data, end
-
-
-@contextlib.contextmanager
-def temporary_file(folder: Path, name: str) -> Iterator[BinaryIO]:
-    """A new file that is open to be written, and to be renamed to ``name``; at the end it is
-    removed unless it was. It is locked: one without a lock is a killed process's, and the next one
-    for ``name`` removes it. Other file systems than those with locks keep it.
-    """
-    for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
-        with contextlib.suppress(OSError), open(path, "r+b") as leftover:
-            fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-    with _new_file(folder, name) as file:
-        try:
-            yield file
-        finally:
-            Path(file.name).unlink(missing_ok=True)
-
-
-def _new_file(folder: Path, name: str) -> BinaryIO:
-    """A new file, locked. Its name is random: processes of two containers may have the same id."""
-    while True:
-        file = open(folder / f".{name}.{secrets.token_hex(8)}.tmp", "xb")
-        if _lock_new(file):
-            return file
-        file.close()
-
-
-def _lock_new(file: BinaryIO) -> bool:
-    """Locks a new file until it is closed. False: another process has just removed it, or is about
-    to, as a leftover.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks, where no leftover is removed
-    return os.path.exists(file.name)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from . import expression_trial
+from . import tokenizer_expression_trial
 from .errors import CheckpointError, ModelSerializerException
 
 # Of CPU time, for all expressions of a tokenizer. Published ones take 0.1 to 2 s.
@@ -107,7 +107,7 @@ def _try(expressions: tuple[str, ...]) -> str | None:
     try:
         child = subprocess.run(
             # Nothing of the environment decides what is imported; the path comes with the order.
-            [sys.executable, "-I", expression_trial.__file__],
+            [sys.executable, "-I", tokenizer_expression_trial.__file__],
             input=json.dumps(order).encode(),
             capture_output=True,
             timeout=_MAX_WALL_SECONDS,
@@ -128,5 +128,5 @@ def _try(expressions: tuple[str, ...]) -> str | None:
         return f"the tokenizer's regular expression {expression} fails: {errors[-1]}"
     return (
         f"the tokenizer's regular expression {expression} takes more than {MAX_SECONDS} s for "
-        f"texts of {expression_trial.LONG} characters"
+        f"texts of {tokenizer_expression_trial.LONG} characters"
     )

@@ -10,10 +10,10 @@ from typing import Any
 from .config import ModelConfig
 
 # Of one configuration. Each is compared with each module.
-MAX_EXPRESSIONS = 10_000
+MAX_PATTERNS = 10_000
 
 
-def compile_expression(config: ModelConfig, field: str, pattern: str, instead: str) -> Any:
+def compile_pattern(config: ModelConfig, field: str, pattern: str, instead: str) -> Any:
     """The compiled ``pattern`` of ``field``; ``instead`` ends the error's advice."""
     import re2
 
@@ -32,16 +32,16 @@ def compile_expression(config: ModelConfig, field: str, pattern: str, instead: s
         ) from None
 
 
-def check_expressions_count(config: ModelConfig, field: str, count: int) -> None:
-    if count > MAX_EXPRESSIONS:
-        raise config.error(field, f"has {count} patterns, expected at most {MAX_EXPRESSIONS}")
+def check_pattern_count(config: ModelConfig, field: str, count: int) -> None:
+    if count > MAX_PATTERNS:
+        raise config.error(field, f"has {count} patterns, expected at most {MAX_PATTERNS}")
 
 
-class NameExpression:
-    """An expression for names of modules."""
+class ModulePattern:
+    """A pattern for names of modules."""
 
     def __init__(self, config: ModelConfig, field: str, pattern: str, instead: str) -> None:
-        self._compiled = compile_expression(config, field, pattern, instead)
+        self._compiled = compile_pattern(config, field, pattern, instead)
 
     def begins(self, name: str) -> bool:
         """Whether it matches the beginning of ``name``."""

@@ -1,5 +1,5 @@
 """A program of its own: runs regular expressions of a tokenizer on texts that make backtracking
-explode, until it is through or killed. expressions.py starts it and says why.
+explode, until it is through or killed. tokenizer_expressions.py starts it and says why.
 
 It reads its order from stdin, and prints the number of each expression that it begins, then "all".
 """
