@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from allspark.chat_template import ChatTemplateConfig
-from allspark.pipeline.configs import PytorchEngineConfig, TurbomindEngineConfig
-from allspark.pipeline.engine_config import EngineConfig
+from allspark.pipeline.configs import BackendConfig
 from allspark.pipeline.log import LEVELS
 
-_BACKENDS = (EngineConfig, TurbomindEngineConfig, PytorchEngineConfig)
 # What follows model_path: since LMDeploy 0.12, and before.
 _NEWER = (
     "backend_config", "chat_template_config", "log_level", "max_log_len", "speculative_config",
@@ -19,9 +17,9 @@ _OLDER = ("model_name", *_NEWER)
 
 def _is_older(args: tuple[Any, ...]) -> bool:
     first, second, third, fourth = (*args, None, None, None, None)[:4]
-    if isinstance(first, str) or isinstance(second, _BACKENDS):
+    if isinstance(first, str) or isinstance(second, BackendConfig):
         return True
-    if isinstance(first, _BACKENDS):
+    if isinstance(first, BackendConfig):
         return False
     return (
         isinstance(third, ChatTemplateConfig)

@@ -30,5 +30,9 @@ inline int64_t DeadlineUs(int64_t timeout_ms) {
   const int64_t wait_ms = timeout_ms < 0 ? kLongestWaitMs : std::min(timeout_ms, kLongestWaitMs);
   return SteadyNowUs() + wait_ms * 1000;
 }
+// Until when a caller waits in one go: for its deadline, or until it is asked again.
+inline int64_t NextLookUs(int64_t now_us, int64_t deadline_us, bool is_asked) {
+  return is_asked ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us;
+}
 
 }  // namespace allspark

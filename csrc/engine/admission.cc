@@ -98,8 +98,7 @@ Status Admission::WaitForTurn(std::unique_lock<std::mutex>& lock, Caller& caller
         return Status(StatusCode::kDeadlineExceeded, AsStatus::kRequestDenied,
                       "timeout_ms was over while the request waited for room: " + describe());
       }
-      const int64_t until_us =
-          cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us;
+      const int64_t until_us = NextLookUs(now_us, deadline_us, static_cast<bool>(cancelled));
       caller.turn.wait_until(lock, SteadyTime(until_us));
     }
     if (!cancelled) continue;

@@ -41,8 +41,7 @@ void Mailbox::AwaitDrain(int64_t timeout_ms, const std::function<bool()>& cancel
       lock.native().lock();
     }
     if (is_over) return CutShort();
-    const int64_t until_us =
-        cancelled ? std::min(now_us + kCancelSliceMs * 1000, deadline_us) : deadline_us;
+    const int64_t until_us = NextLookUs(now_us, deadline_us, static_cast<bool>(cancelled));
     loop_ended_.wait_until(lock.native(), SteadyTime(until_us));
   }
 }
