@@ -1,6 +1,5 @@
 #include "engine/admission.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 

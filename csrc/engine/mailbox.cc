@@ -1,6 +1,5 @@
 #include "engine/mailbox.h"
 
-#include <algorithm>
 #include <new>
 
 #include "base/clock.h"
