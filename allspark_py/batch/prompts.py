@@ -81,9 +81,8 @@ class PromptLines:
             do_preprocess=_own(value, "do_preprocess", bool, self.do_preprocess),
             adapter_name=_own(value, "adapter_name", str, self.adapter_name),
         )
-        async for response in pieces:
-            return response
-        raise RuntimeError("the pipeline gave no response")
+        (response,) = [piece async for piece in pieces]
+        return response
 
 
 _OWN_FIELDS = {"prompt", "messages", "custom_id", "do_preprocess", "adapter_name"}

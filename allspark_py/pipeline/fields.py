@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allspark.error_text import shown
@@ -54,25 +54,21 @@ def check_fields(config: Any) -> None:
         TypeError, ValueError: a value is wrong or refused; the message names class, field, value
             and what is taken.
     """
-    for name, value, default, rule in _fields(config):
-        if _is_default(value, default):
+    for field in dataclasses.fields(config):
+        value, default = getattr(config, field.name), field.default
+        if value is default or _is_equal(value, default):
             continue
+        name, rule = f"{type(config).__name__}.{field.name}", field.metadata["rule"]
         if rule.treatment == "refused":
             raise ValueError(f"{name} is {shown(value)}; only {default!r} is served: {rule.note}")
         if rule.check is not None:
             rule.check(name, value)
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_equal(value: Any, default: Any) -> bool:
     # A str may be a member of an enum. Of other types, True is not 1.
     is_same = type(value) is type(default) or (isinstance(value, str) and isinstance(default, str))
-    return value is default or (is_same and bool(value == default))
-
-
-def _fields(config: Any) -> Iterator[tuple[str, Any, Any, Rule]]:
-    for field in dataclasses.fields(config):
-        name = f"{type(config).__name__}.{field.name}"
-        yield name, getattr(config, field.name), field.default, field.metadata["rule"]
+    return is_same and bool(value == default)
 
 
 def _between(low: float | None, high: float | None) -> str:

@@ -21,17 +21,22 @@ from allspark.quantize import QuantizeConfig  # noqa: E402
 from allspark.quantize.calibration import read_ids  # noqa: E402
 from allspark.quantize.export_files import Output, write_files  # noqa: E402
 from support import oracles  # noqa: E402
-from support.smollm2 import QUANTISED, Forms, divergence, gguf_file, rise  # noqa: E402
-from support.tables import held_table  # noqa: E402
+from support.smollm2 import (  # noqa: E402
+    QUANTISED,
+    Forms,
+    check_figures,
+    divergence,
+    documented,
+    gguf_file,
+    rise,
+)
 
 
-def documented(repo_root):
-    """{row: (change of perplexity in percent, KL, same likeliest token in percent)}."""
-    return held_table(repo_root / "docs" / "quantization.md", "test_quantize_smollm2.py")
+OWN = "test_quantize_smollm2.py"
 
 
 def test_the_table_has_every_form(repo_root):
-    assert list(documented(repo_root)) == list(QUANTISED)
+    assert list(documented(repo_root, OWN)) == list(QUANTISED)
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +60,7 @@ def measure(shared_data, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", QUANTISED)
 def test_a_form_costs_what_the_table_says(measure, repo_root, row):
-    """Processors round otherwise: a fourth of a divergence, and more of a perplexity."""
-    found, _ = measure(row)
-    change, expected, same_top = documented(repo_root)[row]
-    print(
-        f"| {row} | {100 * rise(found):+.1f} % | {divergence(found):.4f} | "
-        f"{100 * found.same_top.value:.0f} % |"
-    )
-    assert divergence(found) == pytest.approx(expected, rel=0.25)
-    assert 100 * rise(found) == pytest.approx(change, abs=2.5)
-    assert 100 * found.same_top.value == pytest.approx(same_top, abs=2)
+    check_figures(row, measure(row)[0], documented(repo_root, OWN)[row], change_within=2.5)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 
 pytest.importorskip("fastapi")
@@ -648,6 +649,26 @@ def test_an_output_that_cannot_be_read_fails_alone(model, monkeypatch):
             last = events_of(server, input=SUM_TEXT)[-1]
             assert last["type"] == "response.failed"
             assert "its log says why" in last["response"]["error"]["message"]
+        wait_for_requests(model, 0)
+        assert text_of(ask(server, input=SUM_TEXT)) == "12 + 35 = 47"
+
+
+def test_a_stream_that_cannot_be_written_is_cut_off(model, monkeypatch):
+    """Its client would wait for ever; its request ends, too, and other requests go on."""
+    from allspark.serve.responses.events import Events
+
+    take = Events.take
+
+    def take_once(self):
+        if self._next > 0:
+            raise RuntimeError("broken")
+        return take(self)
+
+    with RunningServer([model]) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Events, "take", take_once)
+            with pytest.raises(httpx.TransportError):
+                events_of(server, input=SUM_TEXT)
         wait_for_requests(model, 0)
         assert text_of(ask(server, input=SUM_TEXT)) == "12 + 35 = 47"
 

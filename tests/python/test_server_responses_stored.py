@@ -111,13 +111,20 @@ def test_input_items_are_listed(server):
         assert status == 400 and place in error["message"]
 
 
+def stored_library(server):
+    """The server's responses, once all that ended are stored: until then it reads none of them."""
+    library = server.server.state.responses
+    wait_until(lambda: not library.running, 30)
+    return library
+
+
 def references_to(answer, count):
     return [{"type": "item_reference", "id": answer["output"][0]["id"]}] * count
 
 
 def test_a_response_that_items_refer_to_is_read_once(server, monkeypatch):
     answers = [ask(server, input=SUM_TEXT) for _ in range(2)]
-    library = server.server.state.responses
+    library = stored_library(server)
     read, load = [], library._load
     monkeypatch.setattr(library, "_load", lambda id: read.append(id) or load(id))
     items = [user(SUM_TEXT)]
@@ -139,7 +146,7 @@ def test_items_that_are_referred_to_are_bounded(model):
 
 def test_who_refers_to_stored_responses_may_go(server, monkeypatch):
     answer = ask(server, input=SUM_TEXT)
-    library = server.server.state.responses
+    library = stored_library(server)
     reading, free = threading.Event(), threading.Event()
 
     def load(id):

@@ -54,7 +54,7 @@ class ResponseRun:
         self._builder = OutputBuilder(record, conversation.parsers[0], has_rows)
         self._tokens = self._token_texts() if has_rows else None
         self._failure: ApiError | None = None
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: dict[Callable[[], None], Callable[[BaseException], None]] = {}
         self._has_stopped = False  # the output has; the record may still wait for its usage
         self._ending: asyncio.Task[None] | None = None
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,14 +77,14 @@ class ResponseRun:
             self._state.responses.running[self.record.id] = self
         self._choice.watch(self._read)
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever the record did, until `forget`."""
-        self._watchers.append(changed)
+    def watch(self, changed: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """Calls `changed` whenever the record did, until `forget`, or until it raises: then `failed`
+        is called with that."""
+        self._watchers[changed] = failed
 
     def forget(self, changed: Callable[[], None]) -> None:
         """Ends the calls; also those that never began."""
-        if changed in self._watchers:
-            self._watchers.remove(changed)
+        self._watchers.pop(changed, None)
 
     async def ended(self) -> None:
         """Returns once the record is whole."""
@@ -196,12 +196,13 @@ class ResponseRun:
         }
 
     def _notify(self) -> None:
-        for changed in list(self._watchers):
+        for changed, failed in list(self._watchers.items()):
             try:
                 changed()
-            except Exception:  # of one client; the others go on
+            except Exception as error:  # of one client; the others go on
                 self.forget(changed)
                 logger.exception("a stream ended in an error of the server")
+                failed(error)
 
 
 def _failure(message: str) -> ApiError:

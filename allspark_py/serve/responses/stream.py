@@ -27,7 +27,7 @@ class ResponseStream:
         self._writer = writer
         writer.on_free = self._write
         if self._run is not None:
-            self._run.watch(self._write)
+            self._run.watch(self._write, writer.fail)
         self._write()
 
     def abort(self) -> None:

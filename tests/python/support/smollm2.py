@@ -12,6 +12,7 @@ from allspark.pipeline.engine_config import PRECISIONS
 from allspark.pipeline.served_model import ServedModel
 from allspark.quantize import QuantizeConfig, quantize_model
 from support import oracles
+from support.tables import held_table
 
 _UINT4 = {"weight_format": "uint4", "group_size": 64}
 _INT4 = {"weight_format": "int4", "group_size": 32}
@@ -56,6 +57,28 @@ def rise(comparison):
 
 def divergence(comparison):
     return comparison.kl_divergence.mean.value
+
+
+def documented(repo_root, test):
+    """{row: figures} of the table of docs/quantization.md that is held to a test file."""
+    return held_table(repo_root / "docs" / "quantization.md", test)
+
+
+def check_figures(row, found, expected, change_within):
+    """Processors round otherwise, and methods then choose other integers: a fourth of a divergence
+    and half of an error. ``change_within`` is of the change of perplexity, in percent."""
+    change, kl, same = found.ratio, found.kl_divergence.mean, found.same_top
+    print(
+        f"| {row} | {100 * rise(found):+.1f} ± {100 * change.error:.1f} % | {kl.value:.4f} ± "
+        f"{kl.error:.4f} | {100 * same.value:.1f} ± {100 * same.error:.1f} % |"
+    )
+    values, errors = expected[::2], expected[1::2]
+    assert 100 * rise(found) == pytest.approx(values[0], abs=change_within), row
+    assert kl.value == pytest.approx(values[1], rel=0.25, abs=1e-4), row
+    assert 100 * same.value == pytest.approx(values[2], abs=2), row
+    measured = (100 * change.error, kl.error, 100 * same.error)
+    for error, own, smallest in zip(errors, measured, (0.1, 1e-4, 0.1), strict=True):
+        assert own == pytest.approx(error, rel=0.5, abs=smallest), row
 
 
 class Forms:
