@@ -32,6 +32,8 @@ def add_format_flags(parser: argparse.ArgumentParser) -> None:
     add("--activation-group-size", type=not_negative, metavar="N",
         help="input features per scale of these: 32, 64, 128; 0: one scale per token (default: 64, "
         "or 32 where that does not divide)")  # fmt: skip
+    add("--lm-head", choices=WEIGHT_FORMATS, help="round the head to this format")
+    add("--embedding", choices=WEIGHT_FORMATS, help="round the embedding to this format")
 
 
 def add_pattern_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,8 @@ def formats_of(options: argparse.Namespace) -> dict[str, Any]:
         "group_size": options.group_size,
         "compute_method": options.compute_method,
         "activation_group_size": options.activation_group_size,
+        "lm_head": options.lm_head,
+        "embedding": options.embedding,
         **patterns_of(options),
     }
 

@@ -8,7 +8,7 @@ from .accuracy_report import add_report_flags, check_report, report_texts, write
 from .argument_types import not_negative, positive, positive_real
 from .layer_progress import layer_progress
 from .made_model import show_model
-from .quant_flags import WEIGHT_FORMATS, add_checkpoint_flags, add_format_flags, formats_of
+from .quant_flags import add_checkpoint_flags, add_format_flags, formats_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--smooth", type=float, metavar="ALPHA",
         help="SmoothQuant: move so much of the activations' range into weights, in [0, 1]; with "
         "activate_quant, and without awq")  # fmt: skip
-    add("--lm-head", choices=WEIGHT_FORMATS, help="round the head to this format")
-    add("--embedding", choices=WEIGHT_FORMATS, help="round the embedding to this format")
     add("--calib", nargs="+", metavar="FILE", help="calibration texts in UTF-8, also as .bz2")
     add("--calib-samples", type=not_negative, default=128, metavar="N",
         help="sequences of them that are read (default: 128); 0: none")  # fmt: skip
@@ -54,8 +52,6 @@ def run(options: argparse.Namespace) -> int:
     config = QuantizeConfig(
         method=options.method,
         **formats_of(options),
-        lm_head=options.lm_head,
-        embedding=options.embedding,
         smooth=options.smooth,
         data_type=options.data_type,
         calib_samples=options.calib_samples,

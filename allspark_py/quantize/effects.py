@@ -2,7 +2,8 @@
 it, and to the probabilities of the next token, while all other weights stay as they are.
 
 All layers are gone through once, with one layer's weights in memory. Each weight adds a residual
-stream that its rounding changed, and the streams go on together.
+stream that its rounding changed, and the streams go on together. A rounded embedding is such a
+stream from the first layer on. A rounded head reads the unchanged one.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from allspark.model_loader.convert import Plan
 from allspark.model_loader.spec import message_class
 from allspark.quantize.arrays import Floats
 from allspark.quantize.grid import QuantizedWeight, WeightFormat, quantize
-from allspark.quantize.layers import LayerSource, formats_of, one_layer_image
+from allspark.quantize.layers import LayerSource, formats_of, head_name, table_formats
 from allspark.quantize.moves import expert_rows, experts_of
-from allspark.quantize.statistics import InputStatistics, LayerStatistics
+from allspark.quantize.norms import (
+    Norms,
+    error_and_cosine,
+    look_up_norms,
+    product_norms,
+    weight_norms,
+)
+from allspark.quantize.statistics import LayerStatistics
 from allspark.quantize.stream import Stream
+from allspark.quantize.tables import head_input_products, head_runner, measure_table
 from allspark.quantize.workers import workers
 from numpy.typing import NDArray
 
 _FLOAT32 = 1  # proto ComputeType
-# Of the head's model: one layer that adds nothing.
-_WIDTH = 8
 # Streams whose logits are in memory together.
 _AT_ONCE = 4
 
@@ -37,7 +44,9 @@ class Effect:
     """Of quantising one weight alone.
 
     Relative errors are the norm of the difference divided by the norm. Products are those with the
-    inputs that the weight has in the model; NaN where no token reached it.
+    inputs that the weight has in the model; NaN where no token reached it. The products of an
+    embedding are the rows of the tokens that were read; but those of one that is also the head are
+    the head's.
     """
 
     weight: str
@@ -55,23 +64,29 @@ def weight_effects(
     ids: NDArray[np.int32],
     threads: int = 0,
     progress: Callable[[int, int], object] = lambda done, of: None,
+    *,
+    tables: bool = False,
 ) -> list[Effect]:
     """The effects of all weights that `plan` quantises in layers, in their order.
 
     Args:
         ids: tokens that are read, [sequences, length].
         threads: 0: all cores. They do not change the result.
+        tables: also those of "embedding" and "lm_head", where they are quantised. Where both are
+            one weight, it is "embedding".
 
     Raises:
         ValueError: a number of a layer, of a weight's input or of the logits is not finite.
             Tensors outside layers are not looked at (checks.py).
     """
     with workers(threads) as pool:
-        return _Effects(plan, ids, threads, pool).run(progress)
+        return _Effects(plan, ids, threads, pool, tables).run(progress)
 
 
 class _Effects:
-    def __init__(self, plan: Plan, ids: NDArray[np.int32], threads: int, pool: Executor) -> None:
+    def __init__(
+        self, plan: Plan, ids: NDArray[np.int32], threads: int, pool: Executor, tables: bool
+    ) -> None:
         self._spec = message_class("DecoderSpec")()
         self._spec.CopyFrom(plan.spec)
         self._spec.compute_type = _FLOAT32
@@ -79,7 +94,11 @@ class _Effects:
         self._threads = threads
         self._pool = pool
         self._stream = Stream(self._spec, self._source, ids, threads)
-        self._changed: list[Floats] = []  # a stream for each effect
+        self._tables = table_formats(self._spec) if tables else {}
+        self._head = head_name(self._spec)
+        self._rounded_head: QuantizedWeight | None = None
+        self._counts = np.bincount(ids.ravel(), minlength=self._spec.vocab_size)
+        self._changed: dict[str, Floats] = {}  # a stream for each effect, by the weight
         self._effects: list[Effect] = []
 
     def run(self, progress: Callable[[int, int], object]) -> list[Effect]:
@@ -87,10 +106,10 @@ class _Effects:
         for layer in range(count):
             self._go_through(layer)
             progress(layer + 1, count)
+        self._effects += [self._measure_table(name, own) for name, own in self._tables.items()]
         divergences = self._divergences()
         return [
-            replace(effect, kl_divergence=divergence)
-            for effect, divergence in zip(self._effects, divergences, strict=True)
+            replace(effect, kl_divergence=divergences[effect.weight]) for effect in self._effects
         ]
 
     def _go_through(self, layer: int) -> None:
@@ -99,11 +118,14 @@ class _Effects:
         statistics = self._stream.statistics(layer, tensors, list(formats))
         quantized = {name: quantize(tensors[name], own) for name, own in formats.items()}
         runner = self._stream.runner(layer, tensors, {})
-        for changed in self._changed:
+        for changed in self._changed.values():
             runner.run(stream=changed, out=changed)
         for name in formats:
             one_changed = self._stream.runner(layer, tensors, {name: quantized[name]})
-            self._changed.append(self._stream.after(layer, one_changed))
+            self._changed[f"layers.{layer}.{name}"] = self._stream.after(layer, one_changed)
+        if layer == 0 and "embedding" in self._tables:
+            one_changed = self._stream.runner(layer, tensors, {}, self._tables["embedding"])
+            self._changed["embedding"] = self._stream.after(layer, one_changed)
         self._effects += self._pool.map(
             lambda name: self._measure(layer, name, tensors[name], quantized[name], statistics),
             formats,
@@ -119,75 +141,89 @@ class _Effects:
         statistics: LayerStatistics,
     ) -> Effect:
         rounded = quantized.to_float()
-        products = np.zeros(3)
+        products: Norms = np.zeros(3)
         for expert in experts_of(name, self._spec):
             inputs = statistics.get((name, expert))
             if inputs is not None:
                 exact = expert_rows(weight, name, expert, self._spec)
                 own = expert_rows(rounded, name, expert, self._spec)
-                products += _product_sums(exact, own, inputs)
-        squares = [np.vdot(each, each) for each in (weight, rounded, rounded - weight)]
-        weight_error, weight_cosine = _error_and_cosine(np.array(squares, np.float64))
-        product_error, product_cosine = _error_and_cosine(products)
-        return Effect(
-            f"layers.{layer}.{name}", quantized.format, weight.size, weight_error, weight_cosine,
-            product_error, product_cosine, np.nan,
-        )  # fmt: skip
+                products += product_norms(exact, own, inputs.products)
+        return _effect(
+            f"layers.{layer}.{name}",
+            quantized.format,
+            weight.size,
+            weight_norms(weight, rounded),
+            products,
+        )
 
-    def _divergences(self) -> list[float]:
+    def _measure_table(self, name: str, weight_format: WeightFormat) -> Effect:
+        """After the last layer. Keeps a head."""
+        is_head = name == self._head
+        measured = measure_table(
+            self._source.table(name),
+            weight_format,
+            self._head_norms() if is_head else self._look_up_norms,
+            self._pool,
+        )
+        if is_head:
+            self._rounded_head = measured.quantized
+            # A head that is no embedding, too, changes no stream.
+            self._changed.setdefault(name, self._stream.rows)
+        return _effect(
+            name, weight_format, measured.num_weights, measured.weight_norms, measured.product_norms
+        )
+
+    def _look_up_norms(self, part: slice, weight: Floats, rounded: Floats) -> Norms:
+        return look_up_norms(weight, rounded, self._counts[part])
+
+    def _head_norms(self) -> Callable[[slice, Floats, Floats], Norms]:
+        products = head_input_products(self._source, self._stream.rows, self._threads)
+        return lambda part, weight, rounded: product_norms(weight, rounded, products)
+
+    def _divergences(self) -> dict[str, float]:
         """The mean KL divergence of each changed stream from the unchanged one."""
-        runner = head_runner(self._source, self._stream.length, self._threads)
-        sums = np.zeros(len(self._changed))
+        length = self._stream.length
+        runner = head_runner(self._source, length, self._threads)
+        rounded = runner
+        if self._rounded_head is not None:
+            rounded = head_runner(self._source, length, self._threads, self._rounded_head)
+        names = list(self._changed)
+        sums = dict.fromkeys(names, 0.0)
         for sequence in range(self._stream.num_sequences):
             part = slice(sequence, sequence + 1)
             logits = _logits(runner, self._stream.rows[part], self._spec.vocab_size)
             exact = _log_probabilities(logits, f"sequence {sequence}")
             weights = np.exp(exact)
-            for begin in range(0, len(self._changed), _AT_ONCE):
-                batch = slice(begin, begin + _AT_ONCE)
+            for begin in range(0, len(names), _AT_ONCE):
+                batch = names[begin : begin + _AT_ONCE]
                 changed = [
-                    _logits(runner, each[part], self._spec.vocab_size)
-                    for each in self._changed[batch]
+                    _logits(
+                        rounded if name == self._head else runner,
+                        self._changed[name][part],
+                        self._spec.vocab_size,
+                    )
+                    for name in batch
                 ]
-                places = [
-                    f"sequence {sequence}, with {effect.weight} quantised"
-                    for effect in self._effects[batch]
-                ]
+                places = [f"sequence {sequence}, with {name} quantised" for name in batch]
                 divergence = functools.partial(_divergence, exact, weights)
-                sums[batch] += list(self._pool.map(divergence, changed, places))
-        tokens = self._stream.num_sequences * self._stream.length
-        return [float(each) / tokens for each in sums]
+                for name, own in zip(
+                    batch, self._pool.map(divergence, changed, places), strict=True
+                ):
+                    sums[name] += own
+        tokens = self._stream.num_sequences * length
+        return {name: each / tokens for name, each in sums.items()}
 
 
-def _product_sums(weight: Floats, rounded: Floats, inputs: InputStatistics) -> NDArray[np.float64]:
-    """The squared norms of the products, of the rounded weight's, and of the difference."""
-    difference = rounded - weight
-    return np.array(
-        [float(np.vdot(each @ inputs.products, each)) for each in (weight, rounded, difference)]
-    )
-
-
-def _error_and_cosine(norms: NDArray[np.float64]) -> tuple[float, float]:
-    """From the squared norms of a, b and b - a."""
-    exact, rounded, difference = norms
-    if not exact > 0:
-        return np.nan, np.nan
-    cosine = (exact + rounded - difference) / 2 / np.sqrt(exact * max(rounded, 1e-300))
-    return float(np.sqrt(max(difference, 0) / exact)), float(min(cosine, 1.0))
-
-
-def head_runner(source: LayerSource, length: int, threads: int) -> LayerRunner:
-    """Runs the last norm and the head alone: of a model whose one layer adds nothing."""
-    fields = ("hidden_size", "vocab_size", "norm_eps", "norm_kind", "norm_bias", "logits_scale",
-              "logits_soft_cap", "lm_head_bias", "architecture")  # fmt: skip
-    own = message_class("DecoderSpec")(
-        num_layers=1, num_heads=1, num_kv_heads=1, head_dim=_WIDTH, intermediate_size=_WIDTH,
-        max_position=length, tie_embeddings=True, compute_type=_FLOAT32,
-        **{name: getattr(source.spec, name) for name in fields},
+def _effect(
+    name: str, weight_format: WeightFormat, num_weights: int, weight: Norms, products: Norms
+) -> Effect:
+    """From the norms of the weight and of its products, without the divergence."""
+    weight_error, weight_cosine = error_and_cosine(weight)
+    product_error, product_cosine = error_and_cosine(products)
+    return Effect(
+        name, weight_format, num_weights, weight_error, weight_cosine, product_error,
+        product_cosine, np.nan,
     )  # fmt: skip
-    head = source.head()
-    head["embedding"] = head.pop("lm_head")  # which is then the head, too
-    return LayerRunner(one_layer_image(own, {}, {}, {}, head, fill=0), length, threads)
 
 
 def _logits(runner: LayerRunner, rows: Floats, vocab_size: int) -> Floats:

@@ -41,7 +41,8 @@ def layer_effects(
     trust_remote_code: bool = False,
     progress: Callable[[int, int], object] = lambda done, of: None,
 ) -> list[Effect]:
-    """Rounds one weight at a time to its format, and measures what that changes.
+    """Rounds one weight at a time to its format, and measures what that changes: of all weights
+    that the config quantises, also the embedding and the head.
 
     Args:
         model: a checkpoint, as for quantize_model; one that is quantised already is dequantised.
@@ -78,7 +79,7 @@ def checkpoint_effects(
     found = to_texts(texts)
     ids = read_ids(loader, found, tokens // context, context, field="context")
     check_others(LayerSource(plan))
-    effects = weight_effects(plan, ids, threads, progress)
+    effects = weight_effects(plan, ids, threads, progress, tables=True)
     return LayerEffects(
         model=checkpoint_facts(loader),
         texts=[text.facts for text in found],

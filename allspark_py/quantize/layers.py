@@ -10,7 +10,7 @@ from allspark._allspark import ModelWriter
 from allspark.model_loader.convert import Plan, read_rows
 from allspark.model_loader.native import required_of
 from allspark.model_loader.spec import Part, message_class
-from allspark.quantize.arrays import Tensors, check_finite
+from allspark.quantize.arrays import Floats, Tensors, check_finite
 from allspark.quantize.grid import QuantizedWeight, WeightFormat
 from numpy.typing import NDArray
 
@@ -62,13 +62,13 @@ class LayerSource:
         names = ["position_embedding", "embedding_norm", "embedding_norm_bias"]
         return found | self._read("", names)
 
-    def head(self) -> Tensors:
-        """What comes after the last layer; the matrix is "lm_head", also where it is the
-        embedding."""
-        matrix = "embedding" if self.spec.tie_embeddings else "lm_head"
-        found = self._read("", [matrix, "lm_head_bias", "final_norm", "final_norm_bias"])
-        found["lm_head"] = found.pop(matrix)
-        return found
+    def after(self) -> Tensors:
+        """What comes after the last layer, without the head's matrix."""
+        return self._read("", ["lm_head_bias", "final_norm", "final_norm_bias"])
+
+    def table(self, name: str) -> Floats:
+        """The whole matrix "embedding" or "lm_head"."""
+        return self._read("", [name])[name]
 
     def _read(self, layer: str, names: Collection[str] | None = None) -> Tensors:
         """The tensors of a layer, or those of them that have one of `names`."""
@@ -104,12 +104,27 @@ def quantizable(spec: Any, layer: int) -> list[str]:
     return [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
 
 
+def head_name(spec: Any) -> str:
+    """The tensor that is the head's matrix."""
+    return "embedding" if spec.tie_embeddings else "lm_head"
+
+
 def formats_of(spec: Any, layer: int) -> dict[str, WeightFormat]:
     """The formats of a layer's quantised weights, by their names in it."""
+    return _formats(spec, f"layers.{layer}.")
+
+
+def table_formats(spec: Any) -> dict[str, WeightFormat]:
+    """The formats of "embedding" and "lm_head", where they are quantised; tied ones are the
+    former."""
+    return _formats(spec, "")
+
+
+def _formats(spec: Any, layer: str) -> dict[str, WeightFormat]:
     formats = {}
     for quant in spec.weight_quant:
         prefix, name = split_name(quant.tensor)
-        if prefix == f"layers.{layer}.":
+        if prefix == layer:
             formats[name] = WeightFormat(quant.bits, quant.asymmetric, quant.group_size)
     return formats
 

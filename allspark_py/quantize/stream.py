@@ -9,7 +9,7 @@ import numpy as np
 from allspark._allspark import LayerRunner
 from allspark.errors import AllSparkError
 from allspark.quantize.arrays import Floats, Tensors
-from allspark.quantize.grid import QuantizedWeight
+from allspark.quantize.grid import QuantizedWeight, WeightFormat, quantize
 from allspark.quantize.layers import LayerSource, one_layer_image, one_layer_spec
 from allspark.quantize.moves import experts_of
 from allspark.quantize.statistics import LayerStatistics, read
@@ -44,15 +44,24 @@ class Stream:
         return self._rows
 
     def runner(
-        self, layer: int, tensors: Tensors, quantized: Mapping[str, QuantizedWeight]
+        self,
+        layer: int,
+        tensors: Tensors,
+        quantized: Mapping[str, QuantizedWeight],
+        embedding: WeightFormat | None = None,
     ) -> LayerRunner:
-        """A model of one layer, of which some weights are quantised."""
+        """A model of one layer, of which some weights are quantised. The first layer has
+        the embedding before it, rounded to a format if `embedding` is one."""
         before: Tensors = {}
         vocab_size = 1
         if layer == 0:
             if self._before is None:
                 self._before = self._source.before(self._own_ids)
             before, vocab_size = self._before, len(self._own_ids)
+            if embedding is not None:
+                # A row has its own scales, so these rows are those of the whole one, rounded.
+                rounded = quantize(before["embedding"], embedding).to_float()
+                before = {**before, "embedding": rounded}
         spec = one_layer_spec(self._spec, layer, vocab_size, quantized)
         image = one_layer_image(spec, self._source.computed, tensors, quantized, before)
         return LayerRunner(image, self.length, self._threads)

@@ -35,11 +35,13 @@ from allspark.quantize import (  # noqa: E402
     quantize_model,
     solver,  # noqa: E402
 )
-from allspark.quantize.effects import head_runner, weight_effects  # noqa: E402
+from allspark.quantize.effects import weight_effects  # noqa: E402
 from allspark.quantize.gptq import gptq  # noqa: E402
+from allspark.quantize.grid import quantize  # noqa: E402
 from allspark.quantize.layers import LayerSource, formats_of, quantizable  # noqa: E402
 from allspark.quantize.moves import expert_rows, experts_of, moves  # noqa: E402
 from allspark.quantize.stream import Stream  # noqa: E402
+from allspark.quantize.tables import head_runner  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 
 NAME = architectures.NAME
@@ -550,6 +552,47 @@ def test_an_effect_is_that_of_a_model_with_one_weight_quantised(made, row):
         # Found: 4e-8 from it at most; the effects are 1e-6 to 2e-3.
         own = effect.kl_divergence
         assert own == pytest.approx(expected, rel=1e-4, abs=1e-7), effect.weight
+
+
+def relative(exact, rounded):
+    """The relative error, and the cosine."""
+    error, size = np.linalg.norm(rounded - exact), np.linalg.norm(exact)
+    return error / size, np.vdot(exact, rounded) / size / np.linalg.norm(rounded)
+
+
+@pytest.mark.parametrize(
+    "row", ["llama", "llama-tied", "minicpm", "gemma2", "phi2", "gpt2", "bloom-6-heads"]
+)
+def test_effects_of_embedding_and_head_are_those_of_transformers_and_of_the_model(made, row):
+    """With biases, soft caps, scales of embeddings and logits, and norms after the embedding."""
+    of_row, ids = made(row), ids_of(row)
+    tied = of_row.plan.spec.tie_embeddings
+    tables = {"lm_head": "int8"} if tied else {"lm_head": "int8", "embedding": "uint4"}
+    config = QuantizeConfig(**METHODS["rtn"], **tables, modules_to_not_convert=["^layers"])
+    effects = weight_effects(
+        of_row.loader.plan(config.customized_quant_config()), ids, threads=1, tables=True
+    )
+    assert {effect.weight for effect in effects} == ({"embedding"} if tied else tables.keys())
+    exact_of = exact_model(of_row.model)
+    modules = {
+        "embedding": exact_of.get_input_embeddings(), "lm_head": exact_of.get_output_embeddings()
+    }  # fmt: skip
+    for effect in effects:
+        weight = modules[effect.weight].weight.detach().double().numpy()
+        rounded = quantize(weight, effect.format).to_float().astype(np.float64)
+        assert effect.num_weights == weight.size
+        found = effect.weight_error, effect.weight_cosine
+        assert found == pytest.approx(relative(weight, rounded), rel=1e-4)
+        if effect.weight == "lm_head" or tied:
+            inputs = inputs_of(exact_of, ids)[modules["lm_head"].weight.data_ptr()]
+            products = inputs @ weight.T, inputs @ rounded.T
+        else:
+            products = weight[ids], rounded[ids]
+        found = effect.product_error, effect.product_cosine
+        # Sums of float32 products.
+        assert found == pytest.approx(relative(*products), rel=1e-3)
+        expected = divergence_of(of_row.directory, config, effect.weight, ids.tolist())
+        assert effect.kl_divergence == pytest.approx(expected, rel=1e-4, abs=1e-7), effect.weight
 
 
 @pytest.mark.parametrize("row", ["llama", "llama-tied", "gemma2", "gpt2", "mpt"])

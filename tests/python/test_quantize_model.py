@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from support.checkpoints import llama_tensors, write_checkpoint
 from support.model_file import read_tensors
-from support.quantize_oracle import SMALL, small_checkpoint, small_tensors, word_checkpoint, words
+from support.quantize_oracle import (
+    SMALL,
+    divergence_of,
+    small_checkpoint,
+    small_tensors,
+    word_checkpoint,
+    words,
+)
 
 native = pytest.importorskip("allspark._allspark")
 pytest.importorskip("tokenizers")
@@ -32,6 +39,7 @@ from allspark.quantize import (  # noqa: E402
     lite,
     quantize_model,
     quantizer,
+    tables,
 )
 from allspark.quantize.work import FOLDER  # noqa: E402
 
@@ -54,6 +62,7 @@ CONFIGS = {
     ),
     "target bits": replace(CONFIG, target_bits=6.3),
 }  # fmt: skip
+TABLE_FORMATS = {"lm_head": "int8", "embedding": "uint4"}
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +228,110 @@ def test_target_bits_may_be_either_bound(source, tmp_path, bits, expected):
     run(source, tmp_path, replace(CONFIG, method="rtn", target_bits=bits))
     file, _ = read_tensors(tmp_path / f"{NAME}.asgraph")
     assert {quant.bits for quant in file.spec.weight_quant} == expected
+
+
+def test_target_bits_measure_layers_alone(source, tmp_path, monkeypatch):
+    """The embedding and the head are rounded whatever that costs."""
+    found, measured = [], quantizer.weight_effects
+
+    def recorded(*given, **fields):
+        found.extend(measured(*given, **fields))
+        return found
+
+    monkeypatch.setattr(quantizer, "weight_effects", recorded)
+    monkeypatch.setattr(effects, "measure_table", lambda *given: pytest.fail("measured"))
+    run(source, tmp_path, replace(CONFIGS["target bits"], **TABLE_FORMATS))
+    assert len(found) == 4 * LAYERS
+    assert all(effect.weight.startswith("layers.") for effect in found)
+    file, _ = read_tensors(tmp_path / f"{NAME}.asgraph")
+    assert {quant.tensor for quant in file.spec.weight_quant} > TABLE_FORMATS.keys()
+
+
+# The embedding and the head beside layers, in what quantising each weight does.
+
+EFFECT_TOKENS = 256
+
+
+def ids_of_text(source):
+    """The tokens that `by_weight` reads."""
+    from allspark.model_loader import HuggingFaceModel
+    from allspark.quantize.calibration import read_ids
+
+    loader = HuggingFaceModel(str(source), NAME).load_model()
+    return read_ids(loader, [TEXT], EFFECT_TOKENS // 64, 64).tolist()
+
+
+def by_weight(source, config, **options):
+    found = layer_effects(str(source), TEXT, config, context=64, tokens=EFFECT_TOKENS, **options)
+    return {effect.weight: effect for effect in found}
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """Two checkpoints of one model: with one weight for embedding and head, and with the same
+    twice."""
+    tensors = small_tensors()
+    tensors["model.embed_tokens.weight"] = tensors.pop("lm_head.weight")
+    folder = tmp_path_factory.mktemp("tied")
+    config = {**SMALL, "tie_word_embeddings": True}
+    one = small_checkpoint(folder / "one", tensors, config)
+    twice = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    return one, small_checkpoint(folder / "twice", twice)
+
+
+@pytest.mark.parametrize("compute_method", ["weight_only", "activate_quant"])
+def test_effects_have_rows_of_embedding_and_head_among_the_others(source, compute_method):
+    config = replace(CONFIG, compute_method=compute_method, **TABLE_FORMATS)
+    found = by_weight(source, config)
+    assert len(found) == 4 * LAYERS + 2
+    divergences = [effect.kl_divergence for effect in found.values()]
+    assert divergences == sorted(divergences, reverse=True)
+    for name in ("lm_head", "embedding", "layers.1.down"):
+        expected = divergence_of(source, config, name, ids_of_text(source))
+        # Both are sums of differences of float32 logits.
+        assert found[name].kl_divergence == pytest.approx(expected, rel=1e-3, abs=1e-7), name
+    assert [found[name].format.bits for name in TABLE_FORMATS] == [8, 4]
+    without = by_weight(source, replace(CONFIG, compute_method=compute_method))
+    assert without == {name: found[name] for name in without} and len(without) == 4 * LAYERS
+
+
+@pytest.mark.parametrize("name", TABLE_FORMATS)
+def test_effects_have_a_row_only_of_what_is_quantised(source, name):
+    config = replace(CONFIG, **{name: "int8"}, modules_to_not_convert=["^layers"])
+    assert by_weight(source, config).keys() == {name}
+    # Also where a pattern says it.
+    config = replace(CONFIG, format_settings={name: "int4"}, modules_to_not_convert=["^layers"])
+    (effect,) = by_weight(source, config).values()
+    assert effect.weight == name and effect.format.bits == 4
+
+
+def test_a_tied_embedding_is_one_row_with_the_heads_products(tied):
+    one, twice = tied
+    plain = replace(CONFIG, modules_to_not_convert=["^layers"])
+    heads = by_weight(twice, replace(plain, lm_head="uint4"))
+    (head,) = heads.values()
+    for key in TABLE_FORMATS:
+        config = replace(plain, **{key: "uint4"})
+        (found,) = by_weight(one, config).values()
+        expected = replace(head, weight="embedding", kl_divergence=found.kl_divergence)
+        assert found == expected
+        expected = divergence_of(one, config, "embedding", ids_of_text(one))
+        assert found.kl_divergence == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        # It does what either does, and so more than the head alone.
+        assert found.kl_divergence > head.kl_divergence
+
+
+def test_neither_threads_nor_blocks_of_rows_change_effects_of_tables(source, monkeypatch):
+    config = replace(CONFIG, **TABLE_FORMATS, modules_to_not_convert=["^layers"])
+    whole = by_weight(source, config, threads=1)
+    monkeypatch.setattr(tables, "_ROWS", 7)
+    found = by_weight(source, config, threads=1)
+    assert by_weight(source, config, threads=3) == found
+    for name, effect in whole.items():
+        assert found[name].kl_divergence == effect.kl_divergence
+        for field in ("weight_error", "weight_cosine", "product_error", "product_cosine"):
+            expected = pytest.approx(getattr(effect, field), rel=1e-5)
+            assert getattr(found[name], field) == expected, (name, field)
 
 
 # The same bytes.
@@ -677,6 +790,15 @@ def test_a_quantised_weight_whose_logits_are_not_finite_is_named(source, monkeyp
     match = r"^sequence 0, with layers\.0\.o quantised: the logits after token 5 are not finite"
     with pytest.raises(ValueError, match=match):
         layer_effects(str(source), TEXT, CONFIG, context=64)
+
+
+def test_inputs_of_the_head_that_are_not_finite_are_refused(tmp_path):
+    tensors = small_tensors()
+    tensors["model.norm.weight"][:] = 3e38
+    source = small_checkpoint(tmp_path / "checkpoint", tensors)
+    match = "^the input of 'lm_head' at token 0 of sequence 0 has a number that is not finite"
+    with pytest.raises(ValueError, match=match):
+        by_weight(source, replace(CONFIG, lm_head="int8"))
 
 
 @pytest.mark.parametrize("method", ["search", "awq+gptq"])

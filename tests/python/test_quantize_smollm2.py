@@ -31,7 +31,6 @@ from support.smollm2 import (  # noqa: E402
     rise,
 )
 
-
 OWN = "test_quantize_smollm2.py"
 
 

@@ -102,16 +102,18 @@ def test_errors_are_those_of_the_weight_and_of_its_products(demo_model):
 def test_eval_layers_prints_the_worst_first(demo_model, tmp_path, text_file, capsys):
     files = tmp_path / "layers.json", tmp_path / "layers.md"
     arguments = ["eval", "layers", str(demo_model), "--text", str(text_file), "--context", "64"]
-    arguments += ["--tokens", "64", "--group-size", "32", "--json", str(files[0])]
-    assert main([*arguments, "--markdown", str(files[1])]) == 0
+    arguments += ["--tokens", "64", "--group-size", "32", "--lm-head", "int8"]
+    arguments += ["--json", str(files[0]), "--markdown", str(files[1])]
+    assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     record = json.loads(files[0].read_text())
     assert record["evaluation"] == "layers" and record["settings"]["group_size"] == 32
     names = [weight["weight"] for weight in record["weights"]]
     assert [line.split()[0] for line in lines[1:]] == names
     page = files[1].read_text()
-    rows = re.findall(r"^\| (layers\.\S+) \|", page, re.MULTILINE)
-    assert rows == names and "| `group_size` | 32 |" in page
+    rows = re.findall(r"^\| (\S+) \| u?int[48], 32 \|", page, re.MULTILINE)
+    # The demo model has one weight for embedding and head.
+    assert rows == names and "embedding" in names and "| `group_size` | 32 |" in page
 
 
 def test_the_files_of_eval_layers_say_what_was_measured(demo_model, tmp_path, text_file, capsys):
@@ -135,7 +137,7 @@ def test_what_no_token_reached_is_null(demo_model, tmp_path, text_file, monkeypa
     module = sys.modules[layer_effects.__module__]
     nan = float("nan")
     unseen = Effect("layers.0.up", WeightFormat(4, True, 32), 64, 0.1, 0.9, nan, nan, 0)
-    monkeypatch.setattr(module, "weight_effects", lambda *arguments: [unseen])
+    monkeypatch.setattr(module, "weight_effects", lambda *arguments, **fields: [unseen])
     path = tmp_path / "layers.json"
     arguments = ["eval", "layers", str(demo_model), "--text", str(text_file), "--context", "64"]
     assert main([*arguments, "--group-size", "32", "--json", str(path)]) == 0

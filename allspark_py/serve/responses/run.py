@@ -78,8 +78,8 @@ class ResponseRun:
         self._choice.watch(self._read)
 
     def watch(self, changed: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Calls `changed` whenever the record did, until `forget`, or until it raises: then `failed`
-        is called with that."""
+        """Calls `changed` whenever the record did, until `forget`. Where it raises, `failed` is
+        called with that, and no more follow."""
         self._watchers[changed] = failed
 
     def forget(self, changed: Callable[[], None]) -> None:

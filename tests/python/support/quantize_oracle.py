@@ -130,6 +130,11 @@ def divergence_of(directory, config, weight, sequences):
     """The mean KL divergence of a model that has this weight alone quantised from an exact one."""
     others = rf"^(?!{re.escape(weight)}$)layers"
     own_config = {**config.customized_quant_config(), "modules_to_not_convert": [others]}
+    tables = [own_config.pop(key, None) for key in ("lm_head", "embedding")]
+    if weight in ("lm_head", "embedding"):
+        head, embedding = tables
+        # Of a tied one, either says the format.
+        own_config[weight] = head if weight == "lm_head" or embedding is None else embedding
     exact = log_probabilities(directory, sequences)
     own = log_probabilities(directory, sequences, own_config)
     return (np.exp(exact) * (exact - own)).sum(axis=1).mean()
