@@ -201,9 +201,9 @@ ALLOWED_SKIPS = [
                 "^transformers (4 converts no|does not load (characters|internlm2))",
                 with_lowest_versions),
     # Slow tests that compare with other programs, if one of these could not be installed.
-    AllowedSkip(r"test_(fast_llm|llama_cpp|llama_cpp_blocks|quantizers)\.py", "^the oracle ",
-                may_lack_oracles,
-                "what is held to llama.cpp, FastLLM, llm-compressor or AutoRound "
+    AllowedSkip(r"test_(fast_llm|gguf_blocks|llama_cpp|llama_cpp_blocks|quantizers)\.py",
+                "^the oracle ", may_lack_oracles,
+                "what is held to llama.cpp, libgguf, FastLLM, llm-compressor or AutoRound "
                 "(scripts/oracles.sh installs them)"),
     AllowedSkip(r"test_server_(clients|document|proxy)\.py", "^the oracle ",
                 may_lack_oracles,

@@ -45,6 +45,9 @@ install_quantizers() {
     defuser==0.0.28 torchao==0.18.0 && oracle_pip install -q threadpoolctl
 }
 
+# Another quantiser of GGUF's types.
+install_libgguf() { oracle_pip install -q libgguf==0.2.2; }
+
 # FastLLM: only its CPU library is used, without the packages that it depends on.
 install_fast-llm() { oracle_pip install -q --no-deps ftllm==1.9.0 && oracle_pip install -q numpy 2>/dev/null; }
 
@@ -62,7 +65,7 @@ install_nginx() {
   dpkg-deb -x "$folder"/nginx_*.deb "$folder" && "$folder/usr/sbin/nginx" -v
 }
 
-all=(llama-cpp smollm2 quantizers fast-llm clients schemathesis nginx)
+all=(llama-cpp libgguf smollm2 quantizers fast-llm clients schemathesis nginx)
 
 # install NAME: installs again if the function that does it has changed.
 install() {

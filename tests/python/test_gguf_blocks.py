@@ -19,6 +19,7 @@ from allspark.model_loader.gguf.kept import KEPT_TYPES  # noqa: E402
 from allspark.model_loader.quantized import keep_quantized  # noqa: E402
 from allspark.model_loader.spec import Part, Weight  # noqa: E402
 from allspark.model_loader.storage import MappedFile, TensorEntry  # noqa: E402
+from support import oracles  # noqa: E402
 from support.gguf_files import SCALES, random_blocks  # noqa: E402
 from support.model_file import dequantise  # noqa: E402
 
@@ -67,6 +68,16 @@ def kept(entry, target="layers.0.o"):
     parts = [Part(Weight(target, ("w",)), 0, entry)]
     parts, (quant,), _ = keep_quantized(parts, None)
     return {part.rule.target.removeprefix(target): read(part.source) for part in parts}, quant
+
+
+def integers_of(stored, quant):
+    """The integers in their planes, each of which has as many bits as the format says."""
+    u = stored[""].astype(np.int64)
+    assert u.min() >= 0 and u.max() < (256 if quant.bits == 8 else 16)
+    if quant.bits == 6:
+        assert stored["_high"].max() < 4
+        u += stored["_high"].astype(np.int64) << 4
+    return u
 
 
 def rounded(stored, quant):
@@ -120,11 +131,7 @@ def test_what_is_stored_stands_for_the_weights(tmp_path, kind):
     raw = blocks_of(kind, 37, 3)
     entry = tensor_entry(tensor_of(tmp_path, kind, raw))
     stored, quant = kept(entry)
-    u = stored[""].astype(np.int64)
-    assert u.min() >= 0 and u.max() < (256 if quant.bits == 8 else 16)
-    if quant.bits == 6:
-        assert stored["_high"].max() < 4
-        u += stored["_high"].astype(np.int64) << 4
+    u = integers_of(stored, quant)
     if kind == "Q3_K":
         assert u.min() == 4 and u.max() == 11
     found = dequantise(rounded(stored, quant), quant)[0]
@@ -201,3 +208,30 @@ def test_a_type_that_is_not_kept_becomes_floats(tmp_path):
     np.testing.assert_array_equal(
         read(found), gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.IQ2_XS)
     )
+
+
+@pytest.fixture(scope="module")
+def made_by_libgguf(tmp_path_factory):
+    """{type: raw blocks, and type.floats: what they stand for}, of rows as weights are: most are
+    small, some columns are larger, and one row is zero."""
+    folder = tmp_path_factory.mktemp("libgguf")
+    rng = np.random.default_rng(3)
+    rows = rng.normal(0, 0.04, (48, 1024)) * rng.lognormal(0, 0.8, 1024)
+    rows[5] = 0
+    np.save(folder / "rows.npy", rows.astype(np.float32))
+    files = (folder / "rows.npy", folder / "made.npz")
+    oracles.run(oracles.environment("libgguf"), "libgguf_rows.py", *files, *KEPT_TYPES)
+    return np.load(files[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KEPT_TYPES)
+def test_blocks_of_libgguf_are_what_it_says(made_by_libgguf, tmp_path, kind):
+    """Also NVFP4, which llama.cpp's own quantiser does not make."""
+    raw, exact = made_by_libgguf[kind], made_by_libgguf[f"{kind}.floats"]
+    entry = tensor_entry(tensor_of(tmp_path, kind, raw))
+    np.testing.assert_array_equal(read(entry), exact)
+    stored, quant = kept(entry)
+    integers_of(stored, quant)
+    found = dequantise(rounded(stored, quant), quant)[0]
+    np.testing.assert_array_equal(found.astype(np.float32), exact)
