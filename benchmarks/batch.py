@@ -40,12 +40,23 @@ KINDS = ("sdk", "own lines", "requests")
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2", help="what a pipeline opens")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="what is measured")
     parser.add_argument("--lines", type=int, default=512)
+    parser.add_argument("--sdk-lines", type=int, help="that the SDK serves; default: all lines")
+    parser.add_argument(
+        "--plain", action="store_true",
+        help="lines without a chat template: the engine has less to do, so a line's own cost "
+        "counts more",
+    )  # fmt: skip
     parser.add_argument("--output", type=int, default=64, help="tokens of each output")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)
     add_recording(parser, rounds=3, work_dir=Path(tempfile.gettempdir()))
-    return parser.parse_args()
+    options = parser.parse_args()
+    for kind in options.kinds.split(","):
+        if kind not in KINDS:
+            parser.error(f"--kinds has {kind!r}; it must be one of {', '.join(KINDS)}")
+    return options
 
 
 def resident(name: str) -> int:
@@ -75,21 +86,22 @@ class Bench:
 
     def value(self, kind: str, question: str, custom_id: str) -> Any:
         """A line."""
-        messages = [{"role": "user", "content": question}]
-        if kind == "own lines":
-            return {"messages": messages}
-        body = {"messages": messages, "max_tokens": self.options.output, "ignore_eos": True}
+        prompt: dict[str, Any] = {"messages": [{"role": "user", "content": question}]}
         url = "/v1/chat/completions"
-        body["temperature"] = 0
+        if self.options.plain:
+            prompt, url = {"prompt": question}, "/v1/completions"
+        if kind == "own lines":
+            return prompt
+        fields = {"max_tokens": self.options.output, "ignore_eos": True, "temperature": 0}
+        body = {**prompt, **fields, "model": self.pipe.model.name}
         return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
     def sdk(self, questions: list[str]) -> int:
         """Starts all requests, and reads each when it has ended. Returns the tokens."""
         model = self.pipe.model
-        prompts = [
-            model.template.encode(model.tokenizer, model.template.messages2prompt(question))
-            for question in questions
-        ]
+        if not self.options.plain:
+            questions = [model.template.messages2prompt(question) for question in questions]
+        prompts = [model.template.encode(model.tokenizer, question) for question in questions]
         self.begin()
         return self._serve(prompts, self.options.output)
 
@@ -118,7 +130,7 @@ class Bench:
             for number, question in enumerate(questions):
                 file.write(json.dumps(self.value(kind, question, str(number))) + "\n")
         config = GenerationConfig(max_new_tokens=self.options.output, ignore_eos=True)
-        lines: Any = PromptLines(self.pipe, config)
+        lines: Any = PromptLines(self.pipe, config, do_preprocess=not self.options.plain)
         if kind == "requests":
             lines = RequestLines(ServerState(Catalog([self.pipe.model])), "bench", 0, 0)
         totals, output = Totals(), OutputFile(target)
@@ -143,6 +155,8 @@ class Bench:
         self.clock, self.cpu = time.perf_counter(), time.process_time()
 
     def measure(self, kind: str, lines: int) -> dict[str, float]:
+        if kind == "sdk" and self.options.sdk_lines is not None:
+            lines = min(lines, self.options.sdk_lines)
         questions = self.questions[:lines]
         count = self.sdk(questions) if kind == "sdk" else self.batch(kind, questions)
         seconds, cpu = time.perf_counter() - self.clock, time.process_time() - self.cpu
@@ -166,11 +180,13 @@ def main() -> None:
         isa = model.engine.get_as_engine_stat(model.name).kernel_table
         about = {"version": model.engine.get_version_full(), "isa": isa}
         recorder = Recorder("batch", options, about)
+        kinds = options.kinds.split(",")
         for number in range(options.rounds + 1):
             # The first round only warms up.
             lines = options.lines if number > 0 else min(options.lines, 4 * options.batch)
             # Each kind is first in turn: what the machine does to the first of a round hits all.
-            for kind in KINDS[number % len(KINDS) :] + KINDS[: number % len(KINDS)]:
+            first = number % len(kinds)
+            for kind in kinds[first:] + kinds[:first]:
                 call = functools.partial(bench.measure, kind, lines)
                 recorder.measure(number, {"kind": kind}, call)
         print("\n".join(page(recorder.finish())))

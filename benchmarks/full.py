@@ -40,8 +40,11 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "server_start": ["server_start.py", *rounds],
         "server_speed": ["server_speed.py", "--rounds", str(4 * options.rounds)],
         "batch": ["batch.py", *rounds],
-        # Few tokens a line, since a line's own cost counts most then; and it takes hours as it is.
-        "batch-100000": ["batch.py", "--rounds", "1", "--lines", "100000", "--output", "4"],
+        # Few tokens a line, since a line's own cost counts most then; and they take an hour.
+        "batch-100000": [
+            "batch.py", "--rounds", "1", "--lines", "100000", "--sdk-lines", "10000", "--plain",
+            "--output", "4", "--kinds", "sdk,own lines",
+        ],
         "long_prompt": ["long_prompt.py", *tokenizer],
         "conversion": ["conversion.py"],
         "quantizing": ["quantizing.py"],

@@ -137,8 +137,9 @@ def test_a_server_is_compared_with_its_engine(tmp_path: Path) -> None:
     check_kept(tmp_path, "server_speed", of, "output_tok_s", "ttft_ms")
 
 
-def test_a_batch_is_compared_with_the_sdk(tmp_path: Path, demo_model: Path) -> None:
-    sizes = ["--lines", 20, "--output", 4, "--batch", 4]
+@pytest.mark.parametrize("more", [(), ("--plain", "--sdk-lines", 8)], ids=["", "plain"])
+def test_a_batch_is_compared_with_the_sdk(tmp_path: Path, demo_model: Path, more: Any) -> None:
+    sizes = ["--lines", 20, "--output", 4, "--batch", 4, *more]
     printed, _ = run_script(tmp_path, "batch", "--model", demo_model, *sizes)
     for kind in ("prompt lines", "request lines"):
         assert re.search(rf"\| {kind} \| [\d.,]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", printed)
@@ -334,7 +335,7 @@ def test_requests_that_fail_are_no_fast_ones(
 ) -> None:
     module = load(script)
     bench = object.__new__(module.Running if script == "measure" else module.Bench)
-    bench.options = argparse.Namespace(output=4, adapters=1)
+    bench.options = argparse.Namespace(output=4, adapters=1, sdk_lines=None)
     bench.engine = FailedRequests(load("measure").AsStatus.ALLSPARK_SUCCESS)
     bench.prompts, bench.loader = [[5]], None
     bench.questions, bench.alone = ["?"], 0
