@@ -209,7 +209,7 @@ ALLOWED_SKIPS = [
                 may_lack_oracles,
                 "the server against LangChain, OpenAI's agents, lm-eval, "
                 "Schemathesis or nginx (scripts/oracles.sh installs them)"),
-    AllowedSkip(r"test_(eval_(lm_eval|models)|(lora|quantize|whole_text)_smollm2)\.py",
+    AllowedSkip(r"test_(eval_(lm_eval|models)|(lora|quantize)_smollm2)\.py",
                 "^the oracle ",
                 may_lack_oracles,
                 "lm-eval with a model of this process, or what is measured on SmolLM2 "

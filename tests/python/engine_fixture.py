@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from allspark import AsStatus, Engine, HuggingFaceModel, TargetDevice
+from allspark import AsStatus, Engine, HuggingFaceModel, ResultQueue, TargetDevice
 from allspark._allspark import GenerateConfig, MaskQueue, QueuedMask
 from support.checkpoints import CONFIG, llama_tensors, write_checkpoint
 
@@ -49,6 +49,30 @@ GREEDY = {"do_sample": False, "max_new_tokens": 8}
 def read_all(queue) -> list[int]:
     """All tokens that the queue still has."""
     return [token for elements in queue for token in elements.ids_from_generate]
+
+
+class StepwiseRequest:
+    """A request that waits for the test before each of its tokens: as long as the masks of one do
+    not come. The engine's token_mask_timeout_ms should be long."""
+
+    def __init__(self, engine, prompt, **fields):
+        self._masks = MaskQueue()
+        self._mask = QueuedMask(self._masks, [])
+        self._has_ended = False
+        status, (self.handle,), (native,) = engine._native.start_request(
+            "m", np.array(prompt), GenerateConfig(**fields), self._mask
+        )
+        assert status.ok, status
+        self.queue = ResultQueue(native)
+
+    def go_on(self):
+        """Lets the next token come, once the one before it was chosen."""
+        if self._has_ended:
+            return
+        ((_, token),) = self._masks.take()
+        self._has_ended = token is None
+        if not self._has_ended:
+            self._mask.publish(np.full(VOCAB_SIZE // 32, 0xFFFFFFFF, np.uint32), False)
 
 
 def start_endless(engine):

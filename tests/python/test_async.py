@@ -13,12 +13,12 @@ import pytest
 from allspark import AsStatus, CompletionSet
 from allspark._allspark import ByteLevelText, ByteLevelVocabulary, EventForm, TextStreams
 from allspark.aio import _Dispatcher, wait_end
-from engine_fixture import GREEDY, start_engine
+from engine_fixture import GREEDY, StepwiseRequest, start_engine
 
 
 @pytest.fixture
 def running(checkpoint):
-    engine, _ = start_engine(checkpoint, engine_max_batch=64)
+    engine, _ = start_engine(checkpoint, engine_max_batch=64, token_mask_timeout_ms=10**6)
     return engine
 
 
@@ -99,15 +99,16 @@ class Stream:
     """A request with what was told of it, or offered."""
 
     def __init__(self, engine, texts, seed, with_ids):
-        _, self.handle, self.queue = engine.start_request_ids(
-            "m", None, [1, 2, 3], {**LONG, "seed": seed}
-        )
+        self.start(engine, {**LONG, "seed": seed})
         self.native = self.queue._native
         self.with_ids = with_ids
         self.pieces = []
         self.ids = []
         self.has_ended = False
         texts.add(self.native, ByteLevelText(VOCABULARY, True), SILENT, with_ids=with_ids)
+
+    def start(self, engine, config):
+        _, self.handle, self.queue = engine.start_request_ids("m", None, [1, 2, 3], config)
 
     def put(self, news):
         if len(news) <= 2:
@@ -135,8 +136,35 @@ class Stream:
         return True
 
 
-def run(streams, completions, texts):
+class Stepwise(Stream):
+    """One that is read while it runs, however slow the reader is: its next token comes when `go_on`
+    is called after the one before it was told, or offered and taken."""
+
+    NUM_TOKENS = 10
+    is_due = True
+
+    def start(self, engine, config):
+        config["max_new_tokens"] = self.NUM_TOKENS
+        self.request = StepwiseRequest(engine, [1, 2, 3], **config)
+        self.handle, self.queue = self.request.handle, self.request.queue
+
+    def add(self, text, ids=()):
+        super().add(text, ids)
+        self.is_due = True
+
+    def go_on(self):
+        if self.is_due:
+            self.is_due = False
+            self.request.go_on()
+
+    def check(self):
+        assert len(self.pieces) >= len(self.ids) == self.NUM_TOKENS
+        assert "".join(self.pieces) == text_of(self.ids)
+
+
+def run(streams, completions, texts, stepwise):
     """Reads until all have ended."""
+    stepwise.go_on()
     by_id = {stream.queue.request_id: stream for stream in streams}
     poller = select.poll()
     poller.register(completions.fileno(), select.POLLIN)
@@ -144,19 +172,21 @@ def run(streams, completions, texts):
         assert poller.poll(60_000), "nothing comes"
         for request_id, *news in read(completions, texts):
             by_id[request_id].put(news)
+        stepwise.go_on()
 
 
 def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
     completions, texts = CompletionSet(), TextStreams()
-    # So many that some are read while they run.
+    stepwise = Stepwise(running, texts, 0, True)
+    # So many that some of them, too, are usually read while they run.
     streams = [Stream(running, texts, seed, seed % 2 == 1) for seed in range(600)]
-    for stream in streams:
+    for stream in [stepwise, *streams]:
         completions.attach(stream.native)
-    run(streams, completions, texts)
+    run([stepwise, *streams], completions, texts, stepwise)
+    stepwise.check()
     for stream in streams:
         assert len(stream.ids) == LONG["max_new_tokens"]
         assert "".join(stream.pieces) == text_of(stream.ids)
-    assert any(len(stream.pieces) > 2 for stream in streams)
     assert len({tuple(stream.ids) for stream in streams}) > 50
 
     stream = streams.pop()
@@ -165,7 +195,8 @@ def test_a_set_reads_the_text_of_streams_that_are_nothing_else(running):
     texts.remove(stream.native)  # a second call has no effect
     completions.attach(stream.native)
     assert [len(news) for news in read(completions, texts)] == [5]
-    running.release_request("m", [stream.handle, *(each.handle for each in streams)])
+    handles = [each.handle for each in (stepwise, stream, *streams)]
+    running.release_request("m", handles)
 
 
 FORMS = EventForm('{"text":', None, "}"), EventForm('{"text":', ',"ids":', "}")
@@ -186,10 +217,19 @@ def test_events_are_offered_and_what_is_not_taken_waits(running):
             self.is_free = False
             return super().offer(event)
 
+    class SlowAndStepwise(Slow, Stepwise):
+        def offer(self, event):
+            is_taken = super().offer(event)
+            if not is_taken:
+                slow.insert(0, slow.pop())  # the next to be resumed
+            return is_taken
+
+    stepwise = SlowAndStepwise(running, texts, 0, True)
     streams = [
         (Slow if seed % 3 == 0 else Stream)(running, texts, seed, seed % 2 == 1)
         for seed in range(600)
     ]
+    streams.insert(0, stepwise)
     for number, stream in enumerate(streams):
         if number % 5:  # the others begin with what is told
             texts.write_events(stream.native, FORMS[stream.with_ids], stream.offer)
@@ -198,6 +238,7 @@ def test_events_are_offered_and_what_is_not_taken_waits(running):
     poller = select.poll()
     poller.register(completions.fileno(), select.POLLIN)
     num_resumed = 0
+    stepwise.go_on()
     while not all(stream.has_ended for stream in streams):
         assert poller.poll(60_000), "nothing comes"
         for request_id, *news in read(completions, texts):
@@ -211,12 +252,16 @@ def test_events_are_offered_and_what_is_not_taken_waits(running):
             texts.resume(stream.native)
             # One event with all that waited; nothing where the end has told it.
             assert len(stream.pieces) == size + (not stream.has_ended)
-            num_resumed += 1
+            num_resumed += stream is stepwise
+        stepwise.go_on()
+    stepwise.check()
+    streams.remove(stepwise)
     for stream in streams:
         assert len(stream.ids) == LONG["max_new_tokens"]
         assert "".join(stream.pieces) == text_of(stream.ids)
-    assert num_resumed > 0
-    running.release_request("m", [stream.handle for stream in streams])
+    # Its first token was told, the second one taken, and the last one perhaps told with the end.
+    assert num_resumed >= Stepwise.NUM_TOKENS - 3
+    running.release_request("m", [stream.handle for stream in [stepwise, *streams]])
 
 
 def test_an_event_that_cannot_be_offered_is_told(running):
@@ -230,12 +275,15 @@ def test_an_event_that_cannot_be_offered_is_told(running):
             if len(news) == 1:
                 errors.append(news[0])
 
+    class BrokenAndStepwise(Broken, Stepwise): ...
+
     completions, texts, errors = CompletionSet(), TextStreams(), []
-    streams = [Broken(running, texts, seed, True) for seed in range(600)]
+    streams = [BrokenAndStepwise(running, texts, 0, True)]
+    streams += [Broken(running, texts, seed, True) for seed in range(600)]
     for stream in streams:
         texts.write_events(stream.native, FORMS[1], stream.offer)
         completions.attach(stream.native)
-    run(streams, completions, texts)
+    run(streams, completions, texts, streams[0])
     assert errors and all(type(each) is ValueError for each in errors)
     assert {str(each) for each in errors} == {"it broke"}
     errors.clear()

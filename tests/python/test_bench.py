@@ -10,7 +10,6 @@ import io
 import json
 import re
 import resource
-import socket
 import subprocess
 import sys
 
@@ -61,6 +60,7 @@ from support.fake_openai import (  # noqa: E402
     usage,
 )
 from support.http_server import RunningServer  # noqa: E402
+from support.ports import kept_port  # noqa: E402
 
 # Figures.
 
@@ -590,14 +590,21 @@ def test_failures_are_counted_and_explained(answer, message):
 
 
 def test_a_server_that_is_away():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    server = type("Away", (), {"url": f"http://127.0.0.1:{port}"})
-    (outcome,) = ask(server)
+    with kept_port() as port:
+        server = type("Away", (), {"url": f"http://127.0.0.1:{port}"})
+        (outcome,) = ask(server)
     assert outcome.error.startswith("cannot connect: ")
 
 
-def test_a_request_has_a_time_limit():
+def test_a_request_has_a_time_limit(monkeypatch):
+    open_one = bench_connection.Connections._open
+
+    async def open_slowly(self, limit):
+        return await open_one(self, limit._replace(end=limit.end + 60))
+
+    # A limit that ends before there is a connection says so in other words.
+    monkeypatch.setattr(bench_connection.Connections, "_open", open_slowly)
+
     def silent(request, connection):
         connection.send(STREAM)
         connection.event(delta("a"))

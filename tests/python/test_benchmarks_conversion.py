@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,19 +190,36 @@ def test_a_watched_process_ends_with_its_watcher(tmp_path: Path, monkeypatch, lo
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
-def test_files_in_memory_are_not_anonymous_memory(tmp_path: Path, load) -> None:
+def test_files_in_memory_are_not_anonymous_memory(tmp_path: Path, monkeypatch, load) -> None:
     """Mapped pages of a tmpfs count as those of any file do: resident, and not anonymous."""
     memory = Path("/dev/shm")
     if not memory.is_dir() or shutil.disk_usage(memory).free < 1 << 28:
         pytest.skip("there is no tmpfs with room")
     conversion = load("conversion")
-    reads = (
-        "import mmap, sys, time\nwith open(sys.argv[1], 'rb') as file:\n"
-        " pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
-        "sum(pages[::4096])\ntime.sleep(0.2)\nprint(1.0)"
-    )
+    reads = """
+import mmap, sys, time
+from pathlib import Path
+with open(sys.argv[1], "rb") as file:
+    pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+sum(pages[::4096])
+Path(sys.argv[2]).touch()
+while not Path(sys.argv[3]).exists():
+    time.sleep(0.001)
+print(1.0)
+"""
+    mapped, seen = tmp_path / "mapped", tmp_path / "seen"
+    num_sleeps, sleep = 0, time.sleep
+
+    def sleep_between_looks(seconds: float) -> None:
+        nonlocal num_sleeps
+        num_sleeps += mapped.exists()
+        if num_sleeps == 2:  # one look was after all pages had been read
+            seen.touch()
+        sleep(seconds)
+
+    monkeypatch.setattr(conversion.time, "sleep", sleep_between_looks)
     with conversion.new_folder(memory) as folder:
         (folder / "file").write_bytes(bytes(1 << 26))
-        command = [sys.executable, "-c", reads, str(folder / "file")]
+        command = [sys.executable, "-c", reads, str(folder / "file"), str(mapped), str(seen)]
         _, anonymous, resident = conversion.watch(command)
     assert anonymous < 1 << 25 and resident > 1 << 26

@@ -120,10 +120,10 @@ def test_a_machine_that_others_use_is_noticed(load) -> None:
     others = machine.Others()
     burn = "import time; end = time.time() + 0.5\nwhile time.time() < end: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:  # This process counts as one of the others; its child does not.
-        pass
-    assert others.share() > 0.5 / (os.cpu_count() or 1)
+    end = time.monotonic() + 60
+    # This process counts as one of the others; its child does not.
+    while others.share() <= 0.5 / (os.cpu_count() or 1):
+        assert time.monotonic() < end
 
 
 SERVER_WITH_A_CHILD = """
@@ -165,11 +165,17 @@ def test_what_a_late_worker_started_is_not_of_others() -> None:
 import resource, sys
 from peers import base, process_tree
 process_tree.adopt_orphans()
-try:
-    base.run_command([sys.executable, "-c", sys.argv[1]], 4)
-except base.TookTooLong:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(used.ru_utime + used.ru_stime > 0.35)
+def used():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+for seconds in (4, 16, 60):  # on a busy machine it takes long to use that much
+    before = used()
+    try:
+        base.run_command([sys.executable, "-c", sys.argv[1]], seconds)
+    except base.TookTooLong:
+        if used() - before > 0.35:
+            print(True)
+            break
 """
     command = [sys.executable, "-c", program, SERVER_WITH_A_CHILD]
     done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)

@@ -52,7 +52,8 @@ def test_streams_are_measured_beside_a_long_prompt(tmp_path: Path) -> None:
     printed, found = run_script(tmp_path, "long_prompt", *sizes)
     quiet, beside = (each["values"] for each in found)
     assert 0.9 * 1000 <= beside["prompt_tokens"] <= 1000 and "prompt_s" not in quiet
-    assert 0 < beside["step"] <= beside["p99"] <= beside["most"]
+    # The client may read several chunks at once, where it waited for a core: with no gaps between.
+    assert 0 <= beside["step"] <= beside["p99"] <= beside["most"] and 0 < beside["most"]
     assert 0 < quiet["newcomer_s"] and 0 < beside["newcomer_s"]
     bar = r"\| p99 gap, steps more than quiet \| at most 2 \| -?[\d.]+ \| (met|\*\*open\*\*) \|"
     assert re.search(bar, printed), printed

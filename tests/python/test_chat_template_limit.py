@@ -41,9 +41,9 @@ def spin(seconds=60.0):
 
 
 def test_results_and_errors_pass():
-    assert call_within(5, lambda a, b: a + b, 1, 2) == 3
+    assert call_within(60, lambda a, b: a + b, 1, 2) == 3
     with pytest.raises(KeyError, match="x"):
-        call_within(5, {}.__getitem__, "x")
+        call_within(60, {}.__getitem__, "x")
 
 
 def raise_interrupt():
@@ -52,14 +52,14 @@ def raise_interrupt():
 
 def test_an_interrupt_passes():
     with pytest.raises(KeyboardInterrupt):
-        call_within(5, raise_interrupt)
+        call_within(60, raise_interrupt)
 
 
 def test_a_loop_ends():
     begin = time.monotonic()
     with pytest.raises(TimeLimitError, match=r"^it took longer than 0.05 s$") as caught:
         call_within(0.05, spin)
-    assert 0.05 <= time.monotonic() - begin < 5
+    assert 0.05 <= time.monotonic() - begin < 30
     assert isinstance(caught.value, ValueError)
 
 
@@ -75,18 +75,46 @@ def test_except_exception_does_not_hold_it():
         call_within(0.02, stubborn)
 
 
-def test_an_exception_that_a_finaliser_swallows_is_sent_again(monkeypatch):
+@pytest.fixture
+def entries(monkeypatch):
+    """The entries of the calls of a test."""
+    found = []
+
+    class Entry(time_limit._Entry):
+        __slots__ = ()
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            found.append(self)
+
+    monkeypatch.setattr(time_limit, "_Entry", Entry)
+    return found
+
+
+def test_an_exception_that_a_finaliser_swallows_is_sent_again(entries, monkeypatch):
     monkeypatch.setattr(time_limit, "_RESEND_SECONDS", 0.05)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    in_finaliser, is_after = threading.Event(), threading.Event()
+    send = time_limit._send
+
+    def send_in_turn(entry):
+        """The first one comes in the finaliser, the others after it."""
+        if entry in entries:
+            assert (is_after if entry.num_sent else in_finaliser).wait(60)
+        return send(entry)
+
+    monkeypatch.setattr(time_limit, "_send", send_in_turn)
 
     class Slow:
         def __del__(self):
-            spin(0.06)
+            in_finaliser.set()
+            spin()
 
     def swallow():
         item = Slow()
         del item
         seen.append("after")
+        is_after.set()
         spin()
 
     seen = []
@@ -97,7 +125,7 @@ def test_an_exception_that_a_finaliser_swallows_is_sent_again(monkeypatch):
 
 def test_short_calls_around_the_limit(fast_switches):
     """Every call ends by itself or by the limit, and none is disturbed afterwards."""
-    seen = Counter()
+    seen, num_rounds = Counter(), 0
 
     def work(seed):
         chance = random.Random(seed)
@@ -116,13 +144,18 @@ def test_short_calls_around_the_limit(fast_switches):
                 own[type(error).__name__] += 1
         seen.update(own)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     before = threading.active_count()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {*seen} <= {"ended", "late"} and sum(seen.values()) == 6000
+    end = time.monotonic() + 60
+    # Where the watchdog gets no core in time, one round may have few that are late.
+    while min(seen["ended"], seen["late"]) <= 50 and time.monotonic() < end:
+        seeds = range(4 * num_rounds, 4 * num_rounds + 4)
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in seeds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        num_rounds += 1
+    assert {*seen} <= {"ended", "late"} and sum(seen.values()) == 6000 * num_rounds
     assert min(seen["ended"], seen["late"]) > 50
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("allspark-time-limit") == 1
@@ -134,7 +167,7 @@ def test_one_of_many_threads_ends():
 
     def work(key, seconds):
         try:
-            results[key] = call_within(0.1, spin, seconds)
+            results[key] = call_within(60 if key else 0.1, spin, seconds)
         except TimeLimitError:
             results[key] = "late"
 
@@ -144,22 +177,6 @@ def test_one_of_many_threads_ends():
     for thread in threads:
         thread.join()
     assert results == {0: "late", **{i: "ended" for i in range(1, 8)}}
-
-
-@pytest.fixture
-def entries(monkeypatch):
-    """The entries of the calls of a test."""
-    found = []
-
-    class Entry(time_limit._Entry):
-        __slots__ = ()
-
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            found.append(self)
-
-    monkeypatch.setattr(time_limit, "_Entry", Entry)
-    return found
 
 
 def send_to_self():
@@ -179,7 +196,7 @@ def test_an_exception_that_arrives_after_the_function(entries):
 
     for function in (send, call):
         with pytest.raises(TimeLimitError):
-            call_within(5, function)
+            call_within(60, function)
 
 
 def test_an_exception_while_the_call_is_left(entries, monkeypatch):
@@ -197,7 +214,7 @@ def test_an_exception_while_the_call_is_left(entries, monkeypatch):
 
     monkeypatch.setattr(time_limit.time, "sleep", sleep)
     with pytest.raises(TimeLimitError):
-        call_within(5, call)
+        call_within(60, call)
     assert waits == [0]
 
 
@@ -216,7 +233,7 @@ def test_an_exception_that_did_not_arrive_is_removed(entries):
 
 
 def test_a_left_call_is_not_disturbed(entries):
-    assert call_within(5, int, "7") == 7
+    assert call_within(60, int, "7") == 7
     assert entries[-1].leaving
     assert not time_limit._send(entries[-1])
     assert entries[-1].num_sent == 0
@@ -224,7 +241,7 @@ def test_a_left_call_is_not_disturbed(entries):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_has_a_limit_too():
-    call_within(5, int)
+    call_within(60, int)
     child = os.fork()
     if child == 0:
         code = 1
@@ -268,8 +285,14 @@ def test_templates_have_a_limit(tokenizer, monkeypatch):
     messages = [{"role": "user", "content": "a"}]
     endless = TokenizerTemplate(tokenizer, LOOP)
     own = TokenizerTemplate(tokenizer)
-    expected = own.render(messages)
+
+    def within(seconds, render, *arguments):
+        """Only a template that does not end needs a short limit."""
+        return call_within(seconds if render.__self__ is endless else 60, render, *arguments)
+
     monkeypatch.setattr(tokenizer_template, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(tokenizer_template, "call_within", within)
+    expected = own.render(messages)
     results = []
 
     def work(index):

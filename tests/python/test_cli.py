@@ -369,7 +369,8 @@ def test_serve_answers_until_it_is_told_to_end(demo_model):
         found = re.fullmatch(r"serving m on (http://127.0.0.1:\d+)\n", line)
         assert found, line + process.stderr.read()
         body = {"model": "m", "messages": [{"role": "user", "content": "What is 3+4?"}]}
-        answer = httpx.post(f"{found[1]}/v1/chat/completions", json={**body, "temperature": 0})
+        body["temperature"] = 0
+        answer = httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=60)
         assert answer.json()["choices"][0]["message"]["content"] == "3 + 4 = 7"
         process.terminate()
         assert process.wait(30) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import socket
 import sys
 
 import pytest
@@ -22,6 +21,7 @@ from allspark.remote import models  # noqa: E402
 from allspark.remote.blocking import BlockingClient  # noqa: E402
 from support.fake_openai import STREAM, FakeServer, cut, delta, ended_early, usage  # noqa: E402
 from support.http_server import RunningServer  # noqa: E402
+from support.ports import kept_port  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,8 @@ def test_a_wrong_key_ends_the_client(server, arguments, message, capsys, monkeyp
 
 
 def test_no_server_and_no_url(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert main(["client", f"127.0.0.1:{port}"]) == 1
+    with kept_port() as port:
+        assert main(["client", f"127.0.0.1:{port}"]) == 1
     assert f"no server at http://127.0.0.1:{port}/v1: " in capsys.readouterr().err
     assert main(["client", "ftp://x"]) == 1
     assert "the URL is 'ftp://x'; it must be" in capsys.readouterr().err

@@ -142,8 +142,9 @@ def test_ctrl_c_while_a_model_is_opened(demo_model, delay):
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    if delay == 0.8 and process.returncode == 0:
-        return  # a fast machine serves by then: that ends in order
+    if process.returncode == 0:  # where this process was late, it serves by then: ends in order
+        assert "serving " in said
+        return
     assert process.returncode == 130, said
     assert said.endswith("allspark serve: ended by the user\n")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import threading
 import time
 
 import pytest
-from allspark import AsStatus, GenerateRequestStatus
+from allspark import AsStatus, CompletionSet, GenerateRequestStatus
 from engine_fixture import (
     GREEDY,
     MAX_LENGTH,
@@ -19,6 +20,7 @@ from engine_fixture import (
     start_endless,
     start_engine,
 )
+from support.waiting import wait_until
 
 OK = AsStatus.ALLSPARK_SUCCESS
 
@@ -44,14 +46,21 @@ def test_a_deadline_ends_a_request_with_what_it_has(checkpoint):
 def test_a_larger_priority_begins_earlier(checkpoint):
     engine, _ = start_engine(checkpoint, engine_max_batch=1, token_mask_timeout_ms=10**6)
     running = start_endless(engine)
-    queues = {}
+    # They run one after another, and so end in the order in which they begin.
+    ended, priorities, found = CompletionSet(), {}, []
     for priority in (0, 3, -3, 7):
-        config = {**GREEDY, "max_new_tokens": 200, "priority": priority}
-        _, _, queues[priority] = engine.start_request_ids("m", None, [1, 2], config)
+        config = {**GREEDY, "max_new_tokens": 20, "priority": priority}
+        _, _, queue = engine.start_request_ids("m", None, [1, 2], config)
+        ended.attach(queue, only_end=True)
+        priorities[queue.request_id] = queue, priority
     assert engine.release_request("m", running) == OK
-    assert engine.sync_request("m", timeout_ms=60000) == OK
-    first = [queues[p].RequestStatInfo()["first_token_time"] for p in (7, 3, 0, -3)]
-    assert first == sorted(first)
+
+    def have_all_ended():
+        found.extend(priorities[request_id][1] for request_id in ended.drain())
+        return len(found) == 4
+
+    wait_until(have_all_ended)
+    assert found == [7, 3, 0, -3]
 
 
 class FullQueue:
@@ -137,21 +146,9 @@ def test_a_deadline_ends_the_wait(checkpoint):
     assert full.num_blocked() == 0
 
 
-def test_ctrl_c_ends_the_wait(checkpoint):
-    full = FullQueue(checkpoint)
-    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            full.engine.start_request_ids("m", None, [1], GREEDY)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    assert full.num_blocked() == 0
-
-
-def test_ctrl_c_leaves_none_of_several_requests(checkpoint):
-    full = FullQueue(checkpoint, room=1)  # of two sequences the second waits
+@contextlib.contextmanager
+def interrupted_where_it_blocks(full):
+    """Ctrl-C comes once a start waits for room."""
 
     def interrupt():
         while full.num_blocked() == 0:
@@ -163,10 +160,23 @@ def test_ctrl_c_leaves_none_of_several_requests(checkpoint):
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            full.engine.start_request_ids("m", None, [1], {"max_new_tokens": 8, "n": 2})
+            yield
     finally:
         thread.join()
         signal.signal(signal.SIGALRM, old)
+
+
+def test_ctrl_c_ends_the_wait(checkpoint):
+    full = FullQueue(checkpoint)
+    with interrupted_where_it_blocks(full):
+        full.engine.start_request_ids("m", None, [1], GREEDY)
+    assert full.num_blocked() == 0
+
+
+def test_ctrl_c_leaves_none_of_several_requests(checkpoint):
+    full = FullQueue(checkpoint, room=1)  # of two sequences the second waits
+    with interrupted_where_it_blocks(full):
+        full.engine.start_request_ids("m", None, [1], {"max_new_tokens": 8, "n": 2})
     full.end_and_expect_that_nothing_ran()
 
 

@@ -742,7 +742,7 @@ def test_a_server_ends_with_the_script(hub):
     from lmdeploy import client
 
     with pytest.raises((ConnectionError, RuntimeError)):
-        for _ in range(200):
+        for _ in range(1200):
             client(out[1]).get_model_list()
             time.sleep(0.05)
 
@@ -806,14 +806,14 @@ def test_a_page_until_its_script_ends(hub, number):
         line = process.stderr.readline()
         found = re.fullmatch(r"the page is (http://0.0.0.0:\d+)/ui\n", line)
         assert found, line + process.stderr.read()
-        answer = httpx.get(found[1], follow_redirects=True)
+        answer = httpx.get(found[1], follow_redirects=True, timeout=60)
         assert answer.url.path == "/ui" and "<html" in answer.text
         os.killpg(process.pid, number)  # as a terminal does
         out, err = process.communicate(timeout=30)
         assert "Traceback" not in err
         assert out == ("after\n" if number == signal.SIGINT else "")
         with pytest.raises(httpx.TransportError):
-            for _ in range(200):  # a script that is killed does not wait for its server
+            for _ in range(1200):  # a script that is killed does not wait for its server
                 httpx.get(found[1])
                 time.sleep(0.05)
     finally:

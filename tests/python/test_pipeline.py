@@ -26,10 +26,12 @@ from allspark.pipeline import pipe as pipe_module
 from allspark.pipeline.model_source import model_name_of
 from allspark.pipeline.served_model import _check_format
 from support.checkpoints import CONFIG, write_checkpoint
+from support.held_masks import held_masks
 from support.waiting import num_requests, wait_for_requests
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
 SHORT = GenerationConfig(max_new_tokens=12)
+LETTERS = {"type": "regex", "regex": "[a-z]{80}"}
 
 
 @pytest.fixture(scope="module")
@@ -309,10 +311,21 @@ def test_a_whole_text_is_cleaned_up_no_more_than_one_that_streams(pipe, monkeypa
 
 
 def test_prompts_come_interleaved(pipe):
-    config = GenerationConfig(max_new_tokens=400, ignore_eos=True)
-    pieces = list(pipe.stream_infer(QUESTIONS, gen_config=config))
-    first_end = next(i for i, piece in enumerate(pieces) if piece.finish_reason is not None)
-    assert {piece.index for piece in pieces[:first_end]} >= {0, 1, 2} - {pieces[first_end].index}
+    config = GenerationConfig(response_format=LETTERS, max_new_tokens=100)
+    pieces = []
+    with held_masks() as masks:
+        stream = pipe.stream_infer(QUESTIONS, gen_config=config)
+        masks.release()
+        for piece in stream:
+            assert piece.finish_reason is None
+            pieces.append(piece)
+            if {piece.index for piece in pieces} == {0, 1, 2}:
+                break
+            masks.release()
+        masks.release(1000)
+        pieces += stream
+    ends = [piece.index for piece in pieces if piece.finish_reason is not None]
+    assert sorted(ends) == [0, 1, 2]
 
 
 def test_a_stream_may_come_whole(pipe):
@@ -353,14 +366,16 @@ def test_on_an_event_loop(pipe):
     assert collect(asyncio.run(ask()))[0].text == "12 + 35 = 47"
 
     async def stop():
-        config = GenerationConfig(max_new_tokens=None, ignore_eos=True)
+        config = GenerationConfig(response_format=LETTERS, max_new_tokens=100)
         pieces = []
         async for piece in pipe.generate("x", session_id=7, gen_config=config):
             pieces.append(piece)
             pipe.stop_session(7)
         return pieces
 
-    assert asyncio.run(stop())[-1].finish_reason == "abort"
+    with held_masks() as masks:
+        masks.release()
+        assert asyncio.run(stop())[-1].finish_reason == "abort"
     pipe.stop_session(8)  # nobody's
 
     async def refused():

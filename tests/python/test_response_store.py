@@ -271,7 +271,11 @@ def test_a_server_without_requests_removes_what_has_expired(clock):
             pass
 
     async def run():
-        library = Library(ServerSettings(response_lifetime=10.0), clock)
+        short = Library(ServerSettings(response_lifetime=5.0), clock)
+        assert short._sweep_s == 1.0
+        short.close()
+        # So long that no sweep comes by itself.
+        library = Library(ServerSettings(response_lifetime=10_000.0), clock)
         runs = [Ended(f"resp_{i}") for i in range(3)]
         for each in runs[:2]:
             library.running[each.record.id] = each
@@ -280,17 +284,17 @@ def test_a_server_without_requests_removes_what_has_expired(clock):
             assert await library.find(each.record.id) == each.record
         await library.end()
         assert not library.running
-        clock.now += 6
+        clock.now += 6000
         library.keep(runs[2])
         await library.end()
         await library._sweep()
         assert len(library._store) == 3
-        assert library._sweeper is not None and library._sweep_s == 1.0
-        clock.now += 5
+        assert library._sweeper is not None and library._sweep_s == 1000.0
+        clock.now += 5000
         library._begin_sweep()
         await library._sweeper
         assert len(library._store) == 1 and library._sweeper is not None
-        clock.now += 10
+        clock.now += 10_000
         library._begin_sweep()
         await library._sweeper
         assert len(library._store) == 0 and library._sweeper is None

@@ -161,8 +161,9 @@ def test_a_server_of_a_file(demo_model, tmp_path):
         line = process.stderr.readline()
         found = re.fullmatch(r"serving m on (http://127.0.0.1:\d+)\n", line)
         assert found, line + process.stderr.read()
-        assert httpx.get(f"{found[1]}/v1/models").status_code == 401
-        (card,) = httpx.get(f"{found[1]}/v1/models", headers={"x-api-key": "k"}).json()["data"]
+        with httpx.Client(base_url=found[1], timeout=60) as client:
+            assert client.get("/v1/models").status_code == 401
+            (card,) = client.get("/v1/models", headers={"x-api-key": "k"}).json()["data"]
         assert (card["id"], card["max_model_len"]) == ("m", 256)
         process.terminate()
         assert process.wait(30) == 0

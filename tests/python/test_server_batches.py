@@ -26,7 +26,7 @@ from allspark.serve.batches.store import FileStore  # noqa: E402
 from allspark.serve.ids import make_id  # noqa: E402
 from openai import APIStatusError, ConflictError, NotFoundError, OpenAI  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of, paused  # noqa: E402
-from support.waiting import num_requests, wait_for_requests, wait_until  # noqa: E402
+from support.waiting import wait_for_requests, wait_until  # noqa: E402
 
 EMBEDDINGS = "/v1/embeddings"
 FINISHED = {"completed", "failed", "cancelled", "expired"}
@@ -367,7 +367,7 @@ def test_cancelling_keeps_what_is_there(client, model):
             client.files.delete(batch.input_file_id)
         assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
         batch = finish(client, batch)
-        assert num_requests(model) == 0
+        wait_for_requests(model, 0)
     assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
     assert batch.request_counts.total == 9 and batch.output_file_id is None
     with pytest.raises(ConflictError):
@@ -432,7 +432,7 @@ def test_a_batch_expires(model, tmp_path):
         origins = [Origin(batch.id, number, batch.created_at) for number in range(1, 11)]
         ids = [f"batch_req_{origin.random_bytes(16).hex()}" for origin in origins]
         assert [line["id"] for line in errors] == ids  # as after any restart
-        assert num_requests(model) == 0
+        wait_for_requests(model, 0)
 
 
 # Restarts.
@@ -485,7 +485,7 @@ def test_a_server_that_ends_stops_its_batches(model, tmp_path):
         with RunningServer([model], files_dir=str(tmp_path)) as server:
             batch = begin(client_of(server), sampled(20))
             wait_for_requests(model, 7)
-        assert num_requests(model) == 0
+        wait_for_requests(model, 0)
     record = json.loads((tmp_path / f"{batch.id}.json").read_text())
     assert record["status"] == "in_progress"
     with RunningServer([model], files_dir=str(tmp_path)) as server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 
 import httpx
 import pytest
@@ -15,7 +14,7 @@ pytest.importorskip("fastapi")
 
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support.chats import SUM  # noqa: E402
-from support.http_server import CHAT, RunningServer, error_of, paused  # noqa: E402
+from support.http_server import CHAT, RunningServer, abort_until, error_of, paused  # noqa: E402
 from support.waiting import wait_for_requests  # noqa: E402
 
 
@@ -83,17 +82,6 @@ def test_a_model_that_fails_takes_no_other_with_it(model, demo_model, monkeypatc
     other.close()
 
 
-def abort_until(server, count, **body):
-    """The server knows a request by its name a moment after the engine has it."""
-    end = time.monotonic() + 20
-    aborted = 0
-    while aborted < count:
-        assert time.monotonic() < end
-        time.sleep(0.002)
-        aborted += server.post("/abort_request", **body).json()["aborted"]
-    assert aborted == count
-
-
 def test_requests_are_aborted_by_their_id(server, model):
     answers = {}
 
@@ -151,7 +139,8 @@ def test_one_of_two_adapters_of_a_name_is_loaded(model, demo_model, repo_root):
 
         def load(name):
             body = {"model": name, "lora_name": "same", "lora_path": path}
-            answers.append(httpx.post(f"{server.client.base_url}/v1/load_lora_adapter", json=body))
+            url = f"{server.client.base_url}/v1/load_lora_adapter"
+            answers.append(httpx.post(url, json=body, timeout=60))
 
         threads = [threading.Thread(target=load, args=(name,)) for name in ("demo", "other")]
         for thread in threads:

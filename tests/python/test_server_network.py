@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,12 +13,12 @@ pytest.importorskip("fastapi")
 
 from allspark.pipeline import EngineConfig  # noqa: E402
 from allspark.pipeline.served_model import ServedModel  # noqa: E402
-from allspark.serve import text_work  # noqa: E402
+from allspark.serve import connection, text_work  # noqa: E402
 from support.chats import SUM  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS, RunningServer, error_of, paused  # noqa: E402
 from support.raw_http import Raw, post, request  # noqa: E402
 from support.versions import is_before  # noqa: E402
-from support.waiting import wait_for_requests, wait_until  # noqa: E402
+from support.waiting import num_requests, wait_for_requests, wait_until  # noqa: E402
 
 ASK = post(CHAT, messages=SUM, temperature=0)
 ENDLESS = {"messages": SUM, "ignore_eos": True}
@@ -37,16 +38,22 @@ def hasty(model):
         yield server
 
 
-def wait_until_idle(server, model):
-    """Nothing of the requests is left, and the server answers."""
-    wait_for_requests(model, 0)
-    wait_until(lambda: server.server.state.num_running == 0)
-    answer = server.post(CHAT, messages=SUM, temperature=0)
-    assert answer.json()["choices"][0]["message"]["content"] == "12 + 35 = 47"
-
-
 def text_of(answer):
     return answer.json()["choices"][0]["message"]["content"]
+
+
+def sent(server, data, receive_buffer=None):
+    """A connection whose data lies there when the server takes it: a hasty one would not wait for
+    a thread of the test that stands still between connecting and sending."""
+    with server.held():
+        return Raw(server.port, receive_buffer).send(data)
+
+
+def wait_until_idle(server, model):
+    """Nothing of the requests is left, and the server answers."""
+    wait_until(lambda: server.server.state.num_running == 0 and num_requests(model) == 0)
+    with sent(server, ASK) as raw:
+        assert text_of(raw.answer()) == "12 + 35 = 47"
 
 
 # What is no request.
@@ -87,7 +94,9 @@ def says_that_it_closes(answer) -> bool:
     ],
     ids=numbered,
 )
-def test_what_is_no_request_is_refused(server, data, status, message):
+def test_what_is_no_request_is_refused(server, monkeypatch, data, status, message):
+    # A client that stands still while it sends finds its connection open.
+    monkeypatch.setattr(connection, "LINGER_S", 60)
     with Raw(server.port) as raw:
         answer = raw.send(data).answer()
         assert answer.status == status, answer
@@ -416,7 +425,7 @@ def test_a_malformed_message_is_refused_or_read(server, message):
 
 
 @pytest.mark.parametrize(
-    "sent, again, part",
+    "first, again, part",
     [
         (b"GET /health HTT", b"", "headers"),
         (b"GET /health HTTP/1.1\r\n", b"x: y\r\n", "headers"),
@@ -426,9 +435,8 @@ def test_a_malformed_message_is_refused_or_read(server, message):
     ],
     ids=numbered,
 )
-def test_a_request_that_does_not_come_is_ended(hasty, model, sent, again, part):
-    with Raw(hasty.port) as raw:
-        raw.send(sent)
+def test_a_request_that_does_not_come_is_ended(hasty, model, first, again, part):
+    with sent(hasty, first) as raw:
         stop = threading.Event()
 
         def go_on():
@@ -459,9 +467,9 @@ def test_a_silent_connection_is_closed(hasty):
 
 def test_slow_is_not_too_slow(hasty, model):
     """A request that waits for the one before it is not late."""
-    with Raw(hasty.port) as raw:
+    with contextlib.ExitStack() as stack:
         with paused(model):
-            raw.send(ASK + ASK[:-1])
+            raw = stack.enter_context(sent(hasty, ASK + ASK[:-1]))
             wait_for_requests(model, 1)
             with Raw(hasty.port) as other:  # closed, so the time has passed here, too
                 assert other.answer() is None
@@ -475,13 +483,11 @@ def test_an_idle_connection_is_closed(model):
         assert raw.is_closed()
 
 
-def test_a_reader_that_takes_nothing_is_gone(hasty, model):
+def test_a_reader_that_takes_nothing_is_gone(hasty, model, started):
     body = {**ENDLESS, "n": 8, "logprobs": True, "top_logprobs": 20, "stream": True}
-    with Raw(hasty.port, receive_buffer=4096) as raw:
-        raw.send(post(CHAT, **body))
-        wait_until(lambda: hasty.server.state.num_running == 1)
+    with sent(hasty, post(CHAT, **body), receive_buffer=4096):  # read by nobody
+        wait_until(lambda: started)
         wait_until_idle(hasty, model)
-        del raw  # held until now
 
 
 def test_a_thousand_idle_connections_are_no_trouble(server, model):
@@ -501,7 +507,7 @@ def test_a_thousand_idle_connections_are_no_trouble(server, model):
 
 @pytest.mark.parametrize("leave", [Raw.close, Raw.reset])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_may_go_at_any_moment(server, model, leave, stream):
+def test_a_client_may_go_at_any_moment(server, model, started, leave, stream):
     ask = post(CHAT, **ENDLESS, stream=stream)
     with paused(model):
         first = [Raw(server.port).send(ask) for _ in range(4)]
@@ -516,8 +522,9 @@ def test_a_client_may_go_at_any_moment(server, model, leave, stream):
             leave(raw)
         wait_for_requests(model, 0)
     wait_until_idle(server, model)
+    count = len(started)
     raws = [Raw(server.port).send(post(CHAT, **ENDLESS, stream=stream)) for _ in range(8)]
-    wait_until(lambda: server.server.state.num_running >= 1)
+    wait_until(lambda: len(started) > count)
     for raw in raws:  # while tokens come
         leave(raw)
     wait_until_idle(server, model)

@@ -23,11 +23,14 @@ from allspark.serve.server import Server  # noqa: E402
 from allspark.serve.settings import ServerSettings  # noqa: E402
 from support.chats import QUEUE, SUM  # noqa: E402
 from support.http_server import CHAT, COMPLETIONS  # noqa: E402
+from support.ports import kept_port  # noqa: E402
 from support.raw_http import Raw, post, request  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
 ENDLESS = {"messages": SUM, "ignore_eos": True, "stream": True}
+# Megabytes: more than all buffers between a server and a client that does not read.
+RICH = {**ENDLESS, "n": 8, "logprobs": True, "top_logprobs": 20}
 SEEDED = {"messages": QUEUE, "seed": 7, "temperature": 1.3, "max_tokens": 40}
 
 
@@ -44,11 +47,17 @@ def test_streams_end_whole_before_the_process_does(demo_model):
         raws = [Raw(server.port).send(post(CHAT, **ENDLESS, max_tokens=300)) for _ in range(4)]
         for raw in raws:
             assert raw.head().status == 200
+        # This one runs for as long as its body does not come, and so does the server.
+        ask = post(CHAT, messages=SUM, headers={"expect": "100-continue"})
+        head, _, body = ask.partition(b"\r\n\r\n")
+        slow = Raw(server.port).send(head + b"\r\n\r\n")
+        assert slow.answer().status == 100
         server.terminate()
         with Raw(server.port) as late:
             wait_until(lambda: late.send(request("GET", "/health")).answer().status == 503)
             refused = late.send(post(CHAT, messages=SUM)).answer()
             assert refused.status == 503 and refused.headers["retry-after"] == "1"
+        assert slow.send(body).answer().status == 200
         for raw in raws:
             assert b"".join(iter(raw.chunk, b"")).endswith(b"data: [DONE]\n\n")
         assert server.wait()[0] == 0
@@ -58,10 +67,9 @@ def test_streams_end_whole_before_the_process_does(demo_model):
 def test_a_second_signal_ends_at_once(demo_model, second):
     """Also where a text is read that takes minutes."""
     with ServerProcess(demo_model) as server:
+        huge = Raw(server.port).send(post("/tokenize", prompt="x" * 20_000_000))
         raw = Raw(server.port).send(post(CHAT, **ENDLESS, n=8))
         assert raw.head().status == 200
-        huge = Raw(server.port).send(post("/tokenize", prompt="x" * 20_000_000))
-        wait_until(lambda: server.num_requests() > 0)
         server.terminate()
         with Raw(server.port) as late:
             wait_until(lambda: late.send(request("GET", "/health")).answer().status == 503)
@@ -91,17 +99,17 @@ def test_a_signal_before_the_event_loop_takes_it(model, monkeypatch, number):
 
 
 def test_a_killed_server_comes_back_on_its_port(demo_model):
-    with ServerProcess(demo_model) as server:
-        raws = [Raw(server.port).send(post(CHAT, **ENDLESS)) for _ in range(3)]
-        for raw in raws:
-            assert raw.head().status == 200
-        os.kill(server.process.pid, signal.SIGKILL)
-        for raw in raws:
-            with pytest.raises((ValueError, OSError)):  # no client takes the stream for whole
-                list(iter(raw.chunk, b""))
-        port = server.port
-    with ServerProcess(demo_model, port=port) as server:
-        assert server.port == port and is_answering(server)
+    with kept_port() as port:
+        with ServerProcess(demo_model, port=port) as server:
+            raws = [Raw(port, receive_buffer=4096).send(post(CHAT, **RICH)) for _ in range(3)]
+            for raw in raws:
+                assert raw.head().status == 200
+            os.kill(server.process.pid, signal.SIGKILL)
+            for raw in raws:
+                with pytest.raises((ValueError, OSError)):  # no client takes the stream for whole
+                    list(iter(raw.chunk, b""))
+        with ServerProcess(demo_model, port=port) as server:
+            assert server.port == port and is_answering(server)
 
 
 def test_a_port_that_is_taken_is_named(demo_model):

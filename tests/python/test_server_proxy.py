@@ -6,7 +6,6 @@ import grp
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import time
 
@@ -20,6 +19,7 @@ from allspark.pipeline.served_model import ServedModel  # noqa: E402
 from support import oracles  # noqa: E402
 from support.chats import SUM  # noqa: E402
 from support.http_server import CHAT, RunningServer, paused  # noqa: E402
+from support.ports import kept_port  # noqa: E402
 from support.raw_http import Raw, post  # noqa: E402
 from support.waiting import wait_for_requests  # noqa: E402
 
@@ -50,17 +50,17 @@ def server(model):
         yield server
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port():
+    with kept_port() as port:
+        yield port
 
 
 @pytest.fixture(params=["as in the example", "by the header alone"])
-def proxy(request, server, repo_root, tmp_path):
+def proxy(request, server, repo_root, tmp_path, port):
     """The port of an nginx before the server."""
     program = shutil.which("nginx") or oracles.environment("nginx") / "usr" / "sbin" / "nginx"
-    site, port = (repo_root / "examples" / "nginx.conf").read_text(), free_port()
+    site = (repo_root / "examples" / "nginx.conf").read_text()
     changes = {"127.0.0.1:23333": f"127.0.0.1:{server.port}", "8080": f"127.0.0.1:{port}"}
     if request.param == "by the header alone":
         changes["proxy_buffering off;"] = ""
@@ -127,7 +127,6 @@ def test_errors_and_limits_pass(proxy, model):
 def test_files_of_any_size_pass(proxy):
     """More than the body of another request may have."""
     data = b"x" * (40 << 20)
-    answer = httpx.post(
-        f"http://127.0.0.1:{proxy}/v1/files", files={"file": data}, data={"purpose": "batch"}
-    )
+    url = f"http://127.0.0.1:{proxy}/v1/files"
+    answer = httpx.post(url, files={"file": data}, data={"purpose": "batch"}, timeout=60)
     assert answer.status_code == 200 and answer.json()["bytes"] == len(data), answer.text

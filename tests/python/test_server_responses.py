@@ -442,7 +442,7 @@ async def written(record, after=-1):
 
     writer = Writer(send)
     ResponseStream(record, None, after, False).start(writer)
-    await asyncio.wait_for(writer.end, 5)
+    await asyncio.wait_for(writer.end, 60)
     return data
 
 

@@ -528,7 +528,7 @@ def test_a_slow_validation_holds_up_nobody(checking, model, monkeypatch):
         thread.start()
         assert begun.wait(30)
         wait_for_requests(model, 0)
-        with httpx.Client(base_url=checking.client.base_url) as other:
+        with httpx.Client(base_url=checking.client.base_url, timeout=60) as other:
             assert other.get("/health").status_code == 200
         go_on.set()
         thread.join()

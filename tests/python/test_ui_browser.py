@@ -126,7 +126,7 @@ def put(upstream, *pieces):
 
 
 def body_of(upstream):
-    return json.loads(upstream.asked.get(timeout=10)[3])
+    return json.loads(upstream.asked.get(timeout=60)[3])
 
 
 def ask(page, upstream, question, answer):
@@ -207,7 +207,7 @@ def test_an_answer_can_be_stopped(page, upstream, way):
     else:
         box = page.find("#prompt" if way == "key" else "#system")
         box.send_keys(Keys.ESCAPE)
-    assert upstream.is_gone.wait(10)
+    assert upstream.is_gone.wait(60)
     page.wait_for("#send", "Send")
     assert page.texts(".facts")[-1] == "stopped" and page.texts(".answer .error") == [""]
     assert page.find("#status").text == "Stopped."
@@ -254,7 +254,7 @@ def test_another_question_while_an_answer_runs_ends_it(page, upstream):
     put(upstream, "wait")
     page.find(".edit").click()
     page.active.send_keys("!", Keys.ENTER)
-    assert upstream.is_gone.wait(10)
+    assert upstream.is_gone.wait(60)
     put(upstream, chunk(content="B"), end(), None)
     page.wait_for(".answer .content", "B")
     assert page.texts(".question .content") == ["Q1!"] and len(page.all(".answer")) == 1
@@ -284,7 +284,7 @@ def test_what_had_come_is_kept_when_the_page_is_loaded_again(page, upstream):
     page.wait_for(".answer .content", "A part")
     put(upstream, "wait")
     page.open()
-    assert upstream.is_gone.wait(10)
+    assert upstream.is_gone.wait(60)
     assert page.texts(".question .content") == ["Q1"]
     assert page.texts(".answer .content") == ["A part"]
     page.find(".retry").click()
@@ -464,14 +464,14 @@ def test_a_key_is_asked_for_when_an_answer_needs_it(page, upstream):
     put(upstream, b'{"error": {"message": "no key"}}', None)
     page.wait_for(".answer .error", "Error 401: no key.")
     page.wait(lambda: page.active.get_attribute("id") == "key")
-    assert "authorization" not in upstream.asked.get(timeout=10)[2]
+    assert "authorization" not in upstream.asked.get(timeout=60)[2]
     upstream.status, upstream.headers = 200, {"content-type": "text/event-stream"}
     page.active.send_keys("K", Keys.ENTER)
     page.wait(lambda: not page.find("#key-panel").is_displayed())
     page.find(".retry").click()
     put(upstream, chunk(content="Yes"), end(), None)
     page.wait_for(".answer .content", "Yes")
-    assert upstream.asked.get(timeout=10)[2]["authorization"] == "Bearer K"
+    assert upstream.asked.get(timeout=60)[2]["authorization"] == "Bearer K"
 
 
 # Keys, size and colours.

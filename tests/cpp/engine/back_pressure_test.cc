@@ -34,11 +34,19 @@ class BackPressureTest : public EngineTest {
     ASSERT_OK(engine_->StartModel("m"));
     for (int i = 0; i < 2; ++i) Start({1, 2, 3}, Greedy(3));
   }
-  // Starts a request on another thread and returns once that thread waits.
+  // Starts a request on another thread and returns once that thread waits, or has its answer.
+  // Without `cancelled` that shows in the number of those that wait: no other may end meanwhile.
   size_t StartBlocked(const GenerationConfig& config = Greedy(3),
                       std::function<bool()> cancelled = nullptr) {
     const int64_t num_blocked = engine_->GetEngineStat("m")->blocked_request;
     Caller& caller = callers_.emplace_back();
+    const bool tells = cancelled != nullptr;
+    if (tells) {
+      cancelled = [&caller, is_cancelled = std::move(cancelled)] {
+        caller.waits = true;
+        return is_cancelled();
+      };
+    }
     caller.thread = std::thread([this, &caller, config, cancelled = std::move(cancelled)] {
       Result<StartedRequest> started =
           engine_->StartRequest("m", Ids{4, 5}, config, nullptr, cancelled);
@@ -46,7 +54,11 @@ class BackPressureTest : public EngineTest {
       if (started.ok()) caller.request_id = started->handle.id;
       caller.done = true;
     });
-    while (engine_->GetEngineStat("m")->blocked_request == num_blocked) {
+    const auto waits = [&] {
+      return tells ? caller.waits.load()
+                   : engine_->GetEngineStat("m")->blocked_request != num_blocked;
+    };
+    while (!waits() && !caller.done) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return callers_.size() - 1;
@@ -58,6 +70,7 @@ class BackPressureTest : public EngineTest {
 
   struct Caller {
     std::thread thread;
+    std::atomic<bool> waits{false};  // once it was asked whether it is cancelled
     std::atomic<bool> done{false};
     Status status;  // once done
     uint64_t request_id = 0;
@@ -154,8 +167,8 @@ TEST_F(BackPressureTest, ADeadlineOrTheCallerEndsTheWait) {
   std::atomic<bool> cancelled{false};
   const size_t first = StartBlocked(timed);
   const size_t second = StartBlocked(Greedy(3), [&] { return cancelled.load(); });
-  const size_t third = StartBlocked();
   const Status late = StatusOf(first);
+  const size_t third = StartBlocked();
   EXPECT_EQ(late.code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(late.as_status(), AsStatus::kRequestDenied);
   EXPECT_NE(late.message().find("timeout_ms"), std::string::npos) << late.message();

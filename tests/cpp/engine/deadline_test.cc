@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
@@ -66,15 +67,22 @@ TEST_F(DeadlineTest, ADeadlineThatIsNotReachedChangesNothing) {
 TEST_F(DeadlineTest, AWaitingRequestEndsInItsQueue) {
   RuntimeConfig config = SmallConfig();
   config.engine_max_batch = 1;
+  config.token_mask_timeout_ms = kLongMs;
   InstallAndStart(config);
-  SlowSteps();
-  const StartedRequest running = Start({1, 2, 3}, Greedy(200));
+  // The request that runs has its first mask once the one that waits has ended.
+  std::promise<FunctionMask*> asked;
+  auto mask = std::make_shared<FunctionMask>([&asked, n = 0](FunctionMask& own, int32_t) mutable {
+    n++ == 0 ? asked.set_value(&own) : own.PublishEvery(1);
+  });
+  const StartedRequest running = *engine_->StartRequest("m", Ids{1, 2, 3}, Greedy(200), mask);
+  FunctionMask* const late = asked.get_future().get();
   const StartedRequest patient = Start({4, 5}, Timed(3, kLongMs));
   const StartedRequest waiting = Start({4, 5}, Timed(3, kDeadlineMs));
   ExpectExpired(waiting);
   EXPECT_EQ(waiting.queue->GeneratedLength(), 0u);
   EXPECT_FALSE(waiting.queue->Get().has_value());
   EXPECT_FALSE(IsTerminal(running.queue->GenerateStatus()));
+  late->PublishEvery(1);
   EXPECT_EQ(ReadAll(*running.queue).size(), 200u);
   EXPECT_EQ(ReadAll(*patient.queue).size(), 3u);
 }

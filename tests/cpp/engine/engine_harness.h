@@ -20,6 +20,7 @@
 
 #include "allspark/engine.h"
 #include "engine/testing.h"
+#include "support/blocked_thread.h"
 #include "support/random_model.h"
 #include "support/sim_device.h"
 
@@ -213,6 +214,14 @@ class EngineTest : public ::testing::Test {
       if (event.phase == StepPhase::kBegin) gate_.Pass();
     });
   }
+  // Opens `gate_` on another thread once this one waits in a call to the engine: then the step that
+  // stands at the gate is the last one before the engine sees the call.
+  std::thread OpenOnceBlocked() {
+    return std::thread([this, caller = ThisThread()] {
+      AwaitBlocked(caller);
+      gate_.Open();
+    });
+  }
   // Calls start(), and unloads the model while the step thread is in the `at`-th step after it.
   template <class StartRequests>
   auto UnloadInStep(int64_t at, const StartRequests& start) {
@@ -224,7 +233,7 @@ class EngineTest : public ::testing::Test {
     const HookGuard guard(hook_);
     auto started = start();
     gate_.WaitArrived();
-    std::thread opener([this] { gate_.Open(); });
+    std::thread opener = OpenOnceBlocked();
     EXPECT_OK(engine_->UnloadDeviceMemory("m"));
     opener.join();
     return started;

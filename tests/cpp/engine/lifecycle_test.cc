@@ -1,6 +1,7 @@
 // The states of a model: Initial, Running, Stop, Released, and what is refused in each.
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "cpp/engine/engine_harness.h"
@@ -267,8 +268,8 @@ TEST_F(EngineTest, StopEndsWhatRuns) {
   std::vector<StartedRequest> requests;
   for (int i = 0; i < 20; ++i) requests.push_back(Start({1, 2, 3}, Greedy(200)));
   gate_.WaitArrived();
-  std::thread opener([this] { gate_.Open(); });
-  ASSERT_OK(engine_->StopModel("m"));
+  std::thread opener = OpenOnceBlocked();
+  EXPECT_OK(engine_->StopModel("m"));
   opener.join();
   for (const StartedRequest& request : requests) {
     EXPECT_EQ(request.queue->GenerateStatus(), GenerateRequestStatus::kGenerateFinished);
@@ -314,11 +315,11 @@ TEST_F(EngineTest, ADrainThatTakesTooLongTurnsIntoACancel) {
 
 TEST_F(EngineTest, ADrainWhoseCallerGivesUpTurnsIntoACancel) {
   InstallAndStart(SmallConfig());
-  // Once the gate is open, the request would run for five seconds.
+  // Once the gate is open, the request would run for 25 seconds.
   hook_.Set([this](const StepEvent& event) {
     if (event.phase != StepPhase::kBegin) return;
     gate_.Pass();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   });
   gate_.Close();
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
@@ -333,9 +334,14 @@ TEST_F(EngineTest, ADrainWhoseCallerGivesUpTurnsIntoACancel) {
   EXPECT_EQ(request.queue->finish_reason(), FinishReason::kCancelled);
 }
 
+// A request of 250 tokens takes 25 seconds then: it runs on while the test's threads stand still.
+void WaitInStep(const StepEvent& event) {
+  if (event.phase == StepPhase::kBegin) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+}
+
 TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
   InstallAndStart(SmallConfig());
-  hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  hook_.Set(WaitInStep);
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   std::thread drainer = Drain(*engine_, "m");
   EXPECT_OK(engine_->StopModel("m"));
@@ -347,7 +353,7 @@ TEST_F(EngineTest, ACancelCutsADrainOfAnotherThreadShort) {
 // As a signal's handler does that runs within the drain's own thread.
 TEST_F(EngineTest, ACancelMayComeFromTheDrainsOwnQuestion) {
   InstallAndStart(SmallConfig());
-  hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  hook_.Set(WaitInStep);
   const StartedRequest request = Start({1, 2, 3}, Greedy(250));
   int asked = 0;
   const auto cancelled = [&] {
@@ -371,8 +377,7 @@ TEST_F(EngineTest, ACancelMayComeFromTheDrainsOwnQuestion) {
 TEST_F(EngineTest, ASecondDrainHasItsOwnLimit) {
   for (const bool by_time : {true, false}) {
     InstallAndStart(SmallConfig());
-    // 250 steps of 5 ms each: the first drain alone would take more than a second.
-    hook_.Set([](const StepEvent&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    hook_.Set(WaitInStep);
     const StartedRequest request = Start({1, 2, 3}, Greedy(250));
     std::thread drainer = Drain(*engine_, "m");
     const auto give_up = [&] { return !by_time; };
@@ -398,7 +403,8 @@ TEST_F(EngineTest, ARefusalSaysThatTheModelIsStopping) {
       ++num_refused;
     }
   });
-  for (int i = 0; i < 20 || (num_refused == 0 && i < 1000); ++i) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (int i = 0; i < 20 || (num_refused == 0 && std::chrono::steady_clock::now() < end); ++i) {
     ASSERT_OK(engine_->StopModel("m"));
     ASSERT_OK(engine_->StartModel("m"));
   }

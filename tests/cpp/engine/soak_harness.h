@@ -150,7 +150,10 @@ class Soak {
   // Resources that a running model holds; no request may leave more behind.
   struct Held {
     int64_t device_bytes = 0, num_device_allocs = 0, num_threads = 0, num_descriptors = 0;
-    bool operator==(const Held&) const = default;
+    bool IsWithin(const Held& other) const {
+      return device_bytes == other.device_bytes && num_device_allocs == other.num_device_allocs &&
+             num_threads <= other.num_threads && num_descriptors == other.num_descriptors;
+    }
   };
   Held Measure() {
     const AllocatorStats stats = TestingAccess::DeviceStats(engine_);
@@ -363,14 +366,15 @@ class Soak {
     EXPECT_EQ(stat.used_blocks, 0);
     EXPECT_EQ(stat.free_blocks, stat.total_blocks);
     Held now = Measure();
-    // A thread that was joined leaves the list of threads a moment later.
-    for (int i = 0; i < 100 && !(now == at_start_); ++i) {
+    // A thread that was joined leaves the list of threads a moment later, on a busy machine a long
+    // one. At the start one of an earlier engine may have been there.
+    for (int i = 0; i < 30'000 && !now.IsWithin(at_start_); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       now = Measure();
     }
     EXPECT_EQ(now.device_bytes, at_start_.device_bytes);
     EXPECT_EQ(now.num_device_allocs, at_start_.num_device_allocs);
-    EXPECT_EQ(now.num_threads, at_start_.num_threads);
+    EXPECT_LE(now.num_threads, at_start_.num_threads);
     EXPECT_EQ(now.num_descriptors, at_start_.num_descriptors);
     NoteStat();
   }

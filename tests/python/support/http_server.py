@@ -13,6 +13,7 @@ from allspark.serve.app import make_app
 from allspark.serve.catalog import Catalog
 from allspark.serve.server import Server, bind
 from allspark.serve.settings import ServerSettings
+from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -55,6 +56,23 @@ class RunningServer:
         self._thread.join(40)
         assert not self._thread.is_alive()
 
+    @contextlib.contextmanager
+    def held(self):
+        """The event loop stands still. What is sent meanwhile it finds as a whole, however slowly
+        it was sent."""
+        is_held, go_on = threading.Event(), threading.Event()
+
+        def hold():
+            is_held.set()
+            go_on.wait(60)
+
+        self.server._loop.call_soon_threadsafe(hold)
+        assert is_held.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+
     def post(self, path, **body):
         return self.client.post(path, json={"model": "demo", **body})
 
@@ -76,6 +94,19 @@ def paused(model):
         yield
     finally:
         model.engine.load_device_mem(model.name)
+
+
+def abort_until(server, count, **body):
+    """The server knows a request by its name a moment after the engine has it."""
+    aborted = 0
+
+    def is_done():
+        nonlocal aborted
+        aborted += server.post("/abort_request", **body).json()["aborted"]
+        return aborted >= count
+
+    wait_until(is_done, what=f"{count} aborted requests")
+    assert aborted == count
 
 
 def error_of(response):

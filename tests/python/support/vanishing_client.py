@@ -6,6 +6,7 @@ usage: vanishing_client.py MODEL
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,11 @@ def link(state: str) -> None:
 
 def num_sockets(server: ServerProcess) -> int:
     """Those that the server holds."""
-    links = [each.readlink() for each in Path(f"/proc/{server.process.pid}/fd").iterdir()]
-    return sum(str(each).startswith("socket:") for each in links)
+    count = 0
+    for each in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed since the folder was read
+            count += str(each.readlink()).startswith("socket:")
+    return count
 
 
 link("up")

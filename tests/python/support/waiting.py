@@ -22,4 +22,4 @@ def num_requests(model):
 
 def wait_for_requests(model, count):
     """A request ends after the step that runs."""
-    wait_until(lambda: num_requests(model) == count, 20, f"{count} requests")
+    wait_until(lambda: num_requests(model) == count, what=f"{count} requests")
