@@ -31,7 +31,7 @@ from support.waiting import num_requests, wait_for_requests
 
 QUESTIONS = ["What is a ResultQueue?", "What is 12+35?", "What is continuous batching?"]
 SHORT = GenerationConfig(max_new_tokens=12)
-LETTERS = {"type": "regex", "regex": "[a-z]{80}"}
+LETTERS = {"type": "regex", "regex": "[a-z]{400}"}
 
 
 @pytest.fixture(scope="module")
