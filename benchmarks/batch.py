@@ -1,7 +1,8 @@
 """Lines of a batch against the same requests straight through the SDK, interleaved.
 
-Every output has the same number of tokens. The SDK is given ids, so templates and tokenizer are
-part of a batch's cost, as reading, ordering and writing lines are.
+Every output has the same number of tokens. With --sdk-lines the SDK serves only the first of them.
+It is given ids, so templates and tokenizer are part of a batch's cost, as reading, ordering and
+writing lines are.
 
 Memory is what the process has at most during a turn above what it had before the first one, when
 the engine alone had taken all of its own. What earlier turns have kept is part of it: a turn may

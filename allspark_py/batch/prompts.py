@@ -81,8 +81,11 @@ class PromptLines:
             do_preprocess=_own(value, "do_preprocess", bool, self.do_preprocess),
             adapter_name=_own(value, "adapter_name", str, self.adapter_name),
         )
-        (response,) = [piece async for piece in pieces]
-        return response
+        # Read to its end: a generator that is left earlier is closed by a task of its own.
+        responses = [response async for response in pieces]
+        if len(responses) != 1:
+            raise RuntimeError(f"the pipeline gave {len(responses)} responses, not one")
+        return responses[0]
 
 
 _OWN_FIELDS = {"prompt", "messages", "custom_id", "do_preprocess", "adapter_name"}

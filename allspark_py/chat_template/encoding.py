@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from allspark.unicode_text import check_unicode
@@ -25,18 +24,8 @@ def encode_after_first_tokens(tokenizer: Any, text: str, sequence_start: bool) -
     return ids if ids[: len(first)] == first else first + ids
 
 
-_first_tokens: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-
-
 def first_tokens(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before any text, BOS for example. Each tokenizer is asked once."""
-    found = _first_tokens.get(tokenizer)
-    if found is None:
-        found = _first_tokens[tokenizer] = _find_first_tokens(tokenizer)
-    return found
-
-
-def _find_first_tokens(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before any text, BOS for example."""
     probe = "a"
     plain, whole = encode_exactly(tokenizer, probe), list(tokenizer.encode(probe))
     for length in range(len(whole) - len(plain) + 1):

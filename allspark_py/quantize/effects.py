@@ -19,7 +19,7 @@ from allspark.model_loader.convert import Plan
 from allspark.model_loader.spec import message_class
 from allspark.quantize.arrays import Floats
 from allspark.quantize.grid import QuantizedWeight, WeightFormat, quantize
-from allspark.quantize.layers import LayerSource, formats_of, head_name, table_formats
+from allspark.quantize.layers import FLOAT32, LayerSource, formats_of, head_name, table_formats
 from allspark.quantize.moves import expert_rows, experts_of
 from allspark.quantize.norms import (
     Norms,
@@ -34,7 +34,6 @@ from allspark.quantize.tables import head_input_products, head_runner, measure_t
 from allspark.quantize.workers import workers
 from numpy.typing import NDArray
 
-_FLOAT32 = 1  # proto ComputeType
 # Streams whose logits are in memory together.
 _AT_ONCE = 4
 
@@ -89,7 +88,7 @@ class _Effects:
     ) -> None:
         self._spec = message_class("DecoderSpec")()
         self._spec.CopyFrom(plan.spec)
-        self._spec.compute_type = _FLOAT32
+        self._spec.compute_type = FLOAT32
         self._source = LayerSource(plan)
         self._threads = threads
         self._pool = pool

@@ -14,6 +14,8 @@ from allspark.quantize.arrays import Floats, Tensors, check_finite
 from allspark.quantize.grid import QuantizedWeight, WeightFormat
 from numpy.typing import NDArray
 
+FLOAT32 = 1  # proto ComputeType
+
 # Fields of DecoderSpec that a layer without experts must not have.
 _EXPERT_FIELDS = (
     "num_experts", "experts_per_token", "expert_intermediate_size", "shared_intermediate_size",

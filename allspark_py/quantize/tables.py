@@ -14,10 +14,9 @@ from allspark.errors import AllSparkError
 from allspark.model_loader.spec import message_class
 from allspark.quantize.arrays import Floats
 from allspark.quantize.grid import QuantizedWeight, WeightFormat, quantize, stacked
-from allspark.quantize.layers import LayerSource, head_name, one_layer_image, parts_of
+from allspark.quantize.layers import FLOAT32, LayerSource, head_name, one_layer_image, parts_of
 from allspark.quantize.norms import Norms, weight_norms
 
-_FLOAT32 = 1  # proto ComputeType
 # Of the head's model: one layer that adds nothing.
 _WIDTH = 8
 # Of a table that a thread has in memory, rounded, beside the table.
@@ -112,6 +111,6 @@ def _head_spec(spec: Any, length: int) -> Any:
               "logits_soft_cap", "lm_head_bias", "architecture")  # fmt: skip
     return message_class("DecoderSpec")(
         num_layers=1, num_heads=1, num_kv_heads=1, head_dim=_WIDTH, intermediate_size=_WIDTH,
-        max_position=length, tie_embeddings=True, compute_type=_FLOAT32,
+        max_position=length, tie_embeddings=True, compute_type=FLOAT32,
         **{name: getattr(spec, name) for name in fields},
     )  # fmt: skip

@@ -414,7 +414,7 @@ def test_quantising_smollm2_costs_what_the_table_says(shared_data, repo_root, tm
         found = compare(form, forms.exact, text, tokens=6 * 512)
         form.close()
         divergences[row] = divergence(found)
-        check_figures(row, found, expected[row], change_within=1)
+        check_figures(row, found, expected[row], change_within=1, same_within=1.5)
         assert 15 < found.perplexity.value < 30 and found.correlation > 0.99
     forms.exact.close()
     assert divergences["int8, A8"] <= 0.3 * divergences["int8, A8, one scale per token"]
